@@ -1,0 +1,21 @@
+# One target every room links: the warnings, and the floating-point rules of the numeric contract (docs/numerics.md, N9).
+add_library(lockstep_options INTERFACE)
+target_include_directories(lockstep_options INTERFACE ${CMAKE_SOURCE_DIR})
+target_compile_options(lockstep_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wno-missing-field-initializers -ffp-contract=off)
+
+set(LOCKSTEP_SANITIZE "" CACHE STRING "Sanitizers to build with, as in -fsanitize=")
+if(LOCKSTEP_SANITIZE)
+  target_compile_options(lockstep_options INTERFACE -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(lockstep_options INTERFACE -fsanitize=${LOCKSTEP_SANITIZE})
+endif()
+
+# lockstep_room(NAME DEPENDS ...): a static library of every source below the current folder. One target a room.
+function(lockstep_room name)
+  cmake_parse_arguments(ARG "" "" "DEPENDS;EXCLUDE" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  foreach(pattern IN LISTS ARG_EXCLUDE)
+    list(FILTER sources EXCLUDE REGEX ${pattern})
+  endforeach()
+  add_library(lockstep_${name} STATIC ${sources})
+  target_link_libraries(lockstep_${name} PUBLIC lockstep_options ${ARG_DEPENDS})
+endfunction()

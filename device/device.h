@@ -1,0 +1,170 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/dtype.h"
+
+namespace lockstep::device {
+
+/// How a matrix of activations is represented. The choice is part of the model of computation (docs/numerics.md, N7), so it stands in the rank graph.
+enum class Activation : std::uint8_t {
+  kFloat32,
+  kInt8Blocks,  // blocks of 32 columns: int8 values and one fp32 scale, as a product with block-quantised weights reads them
+};
+
+/// Memory of a device, freed with the object. Contents are undefined until written.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  virtual void* data() = 0;
+  virtual std::size_t size_bytes() const = 0;
+};
+
+/// A matrix in device memory. Which bytes stand where is the device's business; only its kernels read `data`.
+struct Matrix {
+  void* data = nullptr;
+  std::size_t columns = 0;
+  std::size_t capacity_rows = 0;  // rows that `data` has room for: the strides of a layout may depend on it
+  Activation type = Activation::kFloat32;
+};
+
+/// One leaf of a row-parallel product (docs/numerics.md, N1 and N2), in the order in which leaves are computed.
+struct Leaf {
+  std::uint32_t end = 0;     // first column behind the leaf; it begins where the previous one ends
+  std::uint32_t merges = 0;  // additions of the two topmost partial sums, after this leaf's own sum was pushed: below + above
+  bool ends_root = false;    // the one partial sum that is left then is complete: it is the next root
+};
+
+/// What a device needs to know to take in a weight matrix: y = x W^T with W [rows, columns].
+struct WeightSpec {
+  std::string name;  // for messages
+  DType dtype = DType::kF32;
+  std::size_t rows = 0;
+  std::size_t columns = 0;
+  std::vector<Leaf> leaves;  // a column-parallel product has one: {columns, 0, true}
+  std::size_t num_roots() const;
+};
+
+/// A weight matrix in the layout of a device.
+class Weight {
+ public:
+  virtual ~Weight() = default;
+  virtual const WeightSpec& spec() const = 0;
+  virtual std::size_t size_bytes() const = 0;
+};
+
+/// Fills `to` with rows [first, first + count) as stored (row_bytes(dtype, columns) each). Called from several threads at once.
+using ReadRows = std::function<void(std::size_t first, std::size_t count, std::span<std::byte> to)>;
+
+/// The paged cache of keys and values of one rank.
+struct KvCacheSpec {
+  std::size_t num_layers = 0;
+  std::size_t num_blocks = 0;
+  std::size_t block_size = 0;    // tokens of a block; a multiple of 16
+  std::size_t num_kv_heads = 0;  // of this rank
+  std::size_t head_dim = 0;
+  DType dtype = DType::kF32;     // kF32, kF16 or kBF16
+  std::size_t bytes_per_block() const;  // keys and values of all layers
+};
+
+class KvCache {
+ public:
+  virtual ~KvCache() = default;
+  virtual const KvCacheSpec& spec() const = 0;
+};
+
+/// What the tokens of one step are, in host memory; it must live until the step is over.
+struct StepBatch {
+  struct Sequence {
+    std::uint32_t first_token = 0;    // row of its first token in this step
+    std::uint32_t num_tokens = 0;     // rows of this step
+    std::uint32_t first_position = 0; // position of that first token: the tokens before it are in the cache
+    std::uint32_t block_table = 0;    // index of its first entry in `block_tables`
+  };
+  std::vector<std::int32_t> token_ids;       // [tokens]
+  std::vector<std::int32_t> positions;       // [tokens]
+  std::vector<Sequence> sequences;           // rows ascending, without gaps
+  std::vector<std::uint32_t> block_tables;   // entry i of a sequence: the block of its positions [i * block_size, (i + 1) * block_size)
+  std::vector<std::uint32_t> logit_rows;     // rows whose logits are wanted, ascending
+  std::size_t num_tokens() const { return token_ids.size(); }
+};
+
+/// How the heads of one rank share its keys and values.
+struct AttentionSpec {
+  std::size_t num_heads = 0;     // of this rank
+  std::size_t num_kv_heads = 0;  // of this rank
+  std::size_t head_dim = 0;
+  std::vector<std::uint32_t> kv_head_of;  // [num_heads]: index of the local KV head that a local query head reads
+  float scale = 0.0f;            // factor of the scores q.k
+  std::uint32_t window = 0;      // a query at position p sees keys in (p - window, p]; 0: all of [0, p]
+};
+
+/// cos and sin of every position: [num_positions, rotary_dim / 2] each, fp32.
+struct RotaryTable {
+  std::span<const float> cosines;
+  std::span<const float> sines;
+  std::size_t rotary_dim = 0;  // the first dims of a head that are rotated, in pairs (i, i + rotary_dim / 2)
+};
+
+/// The top of a row of logits: the largest value, and the lowest id that has it.
+struct Top {
+  float logit = 0.0f;
+  std::int32_t id = -1;      // relative to the first row of the head's shard; -1: there is no row
+  bool finite = true;        // every logit of the row is finite
+};
+
+/// A device: memory, weights in its own layout, and the op table. Calls are ordered like those of a stream: what an op wrote is visible to later ops at once, to
+/// the host after synchronize(). Every op gives the same bits for a row whatever the other rows are, and whatever the number of threads or the instruction set.
+/// Not thread-safe: one rank, one device.
+///
+/// Shapes: T is the number of rows given; "fp32 [T, n]" is dense and row-major.
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual std::string description() const = 0;  // "cpu avx512vnni, 2 threads"
+  virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
+  /// Bytes of a matrix of at most `rows` rows.
+  virtual std::size_t matrix_bytes(Activation type, std::size_t rows, std::size_t columns) const = 0;
+  virtual std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) = 0;
+  virtual std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) = 0;
+  virtual void synchronize() = 0;
+
+  // Copies between host and device, complete on return.
+  virtual void write_floats(std::span<const float> from, void* to) = 0;
+  /// Rows [first, first + count) of `from` as floats, dense. int8 blocks are expanded.
+  virtual void read_floats(const Matrix& from, std::size_t first, std::size_t count, std::span<float> to) = 0;
+
+  /// out row t = row rows[t] of `table`, expanded. `rows` index the local shard. @pre out is kFloat32.
+  virtual void embed(const Weight& table, std::span<const std::int32_t> rows, const Matrix& out) = 0;
+  /// out row t = from row rows[t]. Both kFloat32, as many columns.
+  virtual void gather_rows(const Matrix& from, std::span<const std::uint32_t> rows, const Matrix& out) = 0;
+  /// out = x / sqrt(mean(x^2) + eps) * weight. x kFloat32, weight fp32 [columns]; out of either type.
+  virtual void rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) = 0;
+  /// x += delta (+ bias [columns], if there is one: (delta + bias) is added). Both kFloat32.
+  virtual void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) = 0;
+  /// Root r of the product goes to rows [r * num_rows, (r + 1) * num_rows) of `out`: with one root, out = in W^T (+ bias [rows of W]).
+  /// `in` is kInt8Blocks where W is block-quantised, else kFloat32. out is kFloat32 and has room for num_roots x num_rows rows.
+  virtual void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out) = 0;
+  /// Rotates the queries of `qkv` in place, and the keys on their way into the cache; values go there as they are.
+  /// qkv kFloat32 [T, (num_heads + 2 * num_kv_heads) * head_dim]: queries, keys, values. A null table rotates nothing.
+  virtual void rotate_and_append(const Matrix& qkv, const StepBatch& batch, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
+                                 std::size_t layer) = 0;
+  /// Causal attention of the queries in `qkv` over the cache, as stored. out of either type, [T, num_heads * head_dim].
+  virtual void attention(const Matrix& qkv, const StepBatch& batch, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) = 0;
+  /// out = silu(gate) * up. gate_up kFloat32 [T, 2 * n]: gate, then up. out of either type, [T, n].
+  virtual void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) = 0;
+  /// out = x as the other type.
+  virtual void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) = 0;
+  /// The top of each row of logits. Complete on return.
+  virtual void top_of_rows(const Matrix& logits, std::size_t num_rows, std::span<Top> tops) = 0;
+};
+
+}  // namespace lockstep::device
