@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "engine/runtime/request.h"
+
+namespace lockstep::engine {
+
+/// What the caller on rank 0 drives: submit requests, step until idle. The other ranks serve in Worker. Coordinator implements it; tests give a fake.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  /// Takes a request in; it is an error of the caller if the prompt is empty or leaves no room for one token (limits() says). `done` is called from step().
+  virtual void submit(Request request, OnCompletion done) = 0;
+  /// Runs one step over all ranks. False if there was nothing to do.
+  virtual bool step() = 0;
+  /// Requests that were submitted and are not complete.
+  virtual std::size_t num_in_flight() const = 0;
+  /// Ends every request in flight without calling its `done`.
+  virtual void cancel_all() = 0;
+
+  struct Limits {
+    std::size_t max_model_len = 0;  // tokens of prompt and answer together
+    std::size_t vocab_size = 0;
+  };
+  virtual Limits limits() const = 0;
+
+  struct Counters {
+    std::uint64_t steps = 0;
+    std::uint64_t prompt_tokens = 0;     // computed, recomputation after a preemption included
+    std::uint64_t generated_tokens = 0;
+    std::uint64_t preemptions = 0;
+    std::uint64_t finished_requests = 0;
+  };
+  virtual Counters counters() const = 0;
+};
+
+}  // namespace lockstep::engine

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace lockstep::text {
+
+using TokenId = std::int32_t;
+
+/// The vocabulary and rules of a tokenizer as a GGUF file's metadata (`tokenizer.ggml.*`) states them.
+struct GgufVocabulary {
+  std::string source;               // the file, for messages
+  std::string model;                // tokenizer.ggml.model: "gpt2" is byte-level BPE
+  std::string pre;                  // tokenizer.ggml.pre: which expression splits the text ("smollm", "llama-bpe", "qwen2", "gpt-2", ...)
+  std::vector<std::string> tokens;  // by id
+  std::vector<std::string> merges;  // "left right", best first
+  std::vector<std::int32_t> types;  // by id: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte; may be empty
+  std::int32_t bos_id = -1;         // -1: absent
+  std::int32_t eos_id = -1;
+  std::int32_t eot_id = -1;
+  std::int32_t pad_id = -1;
+  std::int32_t unknown_id = -1;
+  int add_bos = -1;                 // 1, 0, or -1 where the file does not say
+  int add_eos = -1;
+};
+
+/// Text to token ids and back. Immutable after construction, so one object serves all threads.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  /// `add_special`: put BOS/EOS where the tokenizer's rules say so (never a second BOS in front of one that the text already spells).
+  /// Special tokens that are spelled in the text are recognised where `parse_special` is set. Invalid UTF-8 is read as U+FFFD.
+  virtual std::vector<TokenId> encode(std::string_view text, bool add_special, bool parse_special = true) const = 0;
+  /// The bytes that a token stands for, which need not be whole characters. Empty for an id that has none.
+  /// Special tokens give their spelling where `include_special` is set.
+  virtual std::string_view bytes_of(TokenId id, bool include_special = true) const = 0;
+  virtual std::size_t vocab_size() const = 0;
+  virtual bool is_special(TokenId id) const = 0;
+  virtual TokenId bos_id() const = 0;  // -1: none
+  virtual TokenId eos_id() const = 0;  // -1: none
+  /// The id of exactly this token, or -1.
+  virtual TokenId id_of(std::string_view token) const = 0;
+  /// What chat templates see as bos_token and eos_token; empty where there is none.
+  std::string_view spelling(TokenId id) const { return id < 0 ? std::string_view() : bytes_of(id, true); }
+
+  /// The whole text of some ids; malformed UTF-8 becomes U+FFFD.
+  std::string decode(std::span<const TokenId> ids, bool skip_special = false) const;
+};
+
+/// @throws std::runtime_error that names the file and what it does not support.
+std::unique_ptr<Tokenizer> tokenizer_from_gguf(GgufVocabulary vocabulary);
+/// Reads tokenizer.json (and tokenizer_config.json beside it, for bos/eos and add_bos_token) of a Hugging Face folder.
+std::unique_ptr<Tokenizer> tokenizer_from_folder(const std::filesystem::path& folder);
+
+/// Hands out text token by token and never half a character: bytes that may still become a character are held back, hopeless ones become U+FFFD at once.
+class IncrementalDetokenizer {
+ public:
+  explicit IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special = true) : tokenizer_(&tokenizer), skip_special_(skip_special) {}
+  /// The text that is certain now.
+  std::string append(TokenId id);
+  /// What is still held back, as U+FFFD.
+  std::string finish();
+
+ private:
+  const Tokenizer* tokenizer_;
+  bool skip_special_;
+  std::string held_;
+};
+
+}  // namespace lockstep::text
