@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <type_traits>
 
 #include "comm/communicator.h"
 
@@ -28,14 +29,14 @@ class PositionBoard {
       if (before % 2 == 0 && sequence_.load(std::memory_order_acquire) == before) break;
     }
     comm::Position position;
-    std::memcpy(&position, words.data(), sizeof position);
+    std::memcpy(static_cast<void*>(&position), words.data(), sizeof position);
     position.node[sizeof position.node - 1] = 0;
     return position;
   }
 
  private:
   using Words = std::array<std::uint64_t, sizeof(comm::Position) / sizeof(std::uint64_t)>;
-  static_assert(sizeof(Words) == sizeof(comm::Position));
+  static_assert(std::is_trivially_copyable_v<comm::Position> && sizeof(Words) == sizeof(comm::Position));
 
   std::atomic<std::uint64_t> sequence_{0};
   std::array<std::atomic<std::uint64_t>, Words{}.size()> words_{};

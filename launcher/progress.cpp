@@ -56,8 +56,7 @@ std::string ProgressDisplay::bar(Clock::time_point now) const {
   if (last_.total == 0 || width < 10) return text.substr(0, static_cast<std::size_t>(std::max(terminal_.columns() - 1, 1)));
   const auto filled = static_cast<int>(static_cast<double>(width) * static_cast<double>(std::min(last_.done, last_.total)) /
                                        static_cast<double>(last_.total));
-  return "[" + std::string(static_cast<std::size_t>(filled), '#') + std::string(static_cast<std::size_t>(width - filled), '.') + "] " +
-         text;
+  return fmt::format("[{:.<{}}] {}", std::string(static_cast<std::size_t>(filled), '#'), width, text);
 }
 
 }  // namespace lockstep::launcher

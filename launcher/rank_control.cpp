@@ -6,6 +6,7 @@
 #include <optional>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include <boost/asio.hpp>
 #include <fmt/format.h>
@@ -92,11 +93,18 @@ class RankControl::Thread {
       if (error) return end_process("the launcher is gone");
       const std::string line = inbox_.substr(0, length - 1);
       inbox_.erase(0, length);
-      const control::LauncherMessage message = control::parse_launcher_message(line);
-      if (const auto* stop = std::get_if<control::Stop>(&message)) stop_signal = stop->signal;
-      if (const auto* kill = std::get_if<control::Kill>(&message)) return end_process(kill->reason);
-      read();
+      try {
+        obey(control::parse_launcher_message(line));
+      } catch (const std::exception& unknown) {
+        return end_process(unknown.what());
+      }
+      if (!ending_) read();
     });
+  }
+
+  void obey(const control::LauncherMessage& message) {
+    if (const auto* stop = std::get_if<control::Stop>(&message)) stop_signal = stop->signal;
+    if (const auto* kill = std::get_if<control::Kill>(&message)) end_process(kill->reason);
   }
 
   void wait_for_signal() {
@@ -137,12 +145,10 @@ class RankControl::Thread {
     if (finished_ || ending_) return;
     ending_ = true;
     connected_ = false;
-    std::function<void(std::string_view)> abort;
     {
-      const std::lock_guard lock(mutex_);
-      abort = abort_;
+      const std::lock_guard lock(mutex_);  // held, so that what abort_ uses is not taken away meanwhile
+      if (abort_) abort_(reason);
     }
-    if (abort) abort(reason);
     exit_timer_.expires_after(kExitGrace);
     exit_timer_.async_wait([](error_code) { _exit(1); });
   }
