@@ -37,6 +37,7 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
   }
   const parallel::Shard& mine = graph_.shard;
   const std::size_t group = graph_.dims.num_heads / graph_.dims.num_kv_heads;
+  for (const parallel::Range share : graph_.vocabulary_shares) vocabulary_sizes_.push_back(share.size());
   attention_.num_heads = mine.heads.size();
   attention_.num_kv_heads = mine.kv_heads.size();
   attention_.head_dim = graph_.dims.head_dim;
@@ -179,14 +180,16 @@ void Runner::deliver(const StepPlan& plan, StepResult& result) {
 }
 
 void Runner::gather_tops(std::size_t num_rows, StepResult& result) {
-  local_tops_.assign(num_rows, device::Top{.logit = -std::numeric_limits<float>::infinity()});
+  local_tops_.assign(num_rows, device::Top{});
   if (values_[graph_.logits].columns > 0) device_.top_of_rows(values_[graph_.logits], num_rows, local_tops_);
   const std::size_t num_ranks = graph_.shard.num_ranks;
   const bool root = graph_.shard.rank == 0;
   all_tops_.resize(root ? num_ranks * num_rows : 0);
   bytes_per_rank_.assign(num_ranks, num_rows * sizeof(device::Top));
   communicator_.gather(std::as_bytes(std::span(local_tops_)), std::as_writable_bytes(std::span(all_tops_)), bytes_per_rank_, 0);
-  if (root) parallel::merge_tops(all_tops_, graph_.vocabulary_shares, result.tops);
+  if (!root) return;
+  result.tops.resize(num_rows);
+  parallel::merge_tops(all_tops_, vocabulary_sizes_, result.tops);
 }
 
 void Runner::gather_logits(const StepPlan& plan, StepResult& result) {
@@ -204,13 +207,11 @@ void Runner::gather_logits(const StepPlan& plan, StepResult& result) {
   if (graph_.shard.num_ranks == 1) {
     std::swap(logits_, local_logits_);
   } else {
-    for (std::size_t rank = 0; rank < graph_.shard.num_ranks; ++rank) {
-      bytes_per_rank_[rank] = num_wanted * graph_.vocabulary_shares[rank].size() * sizeof(float);
-    }
+    bytes_per_rank_ = parallel::gathered_row_bytes(vocabulary_sizes_, num_wanted);
     gathered_logits_.resize(root ? num_wanted * vocabulary : 0);
     logits_.resize(gathered_logits_.size());
     communicator_.gather(std::as_bytes(std::span(local_logits_)), std::as_writable_bytes(std::span(gathered_logits_)), bytes_per_rank_, 0);
-    if (root) parallel::merge_logit_rows(gathered_logits_, graph_.vocabulary_shares, num_wanted, logits_);
+    if (root) parallel::assemble_rows(gathered_logits_, vocabulary_sizes_, num_wanted, logits_);
   }
   if (!root) return;
   result.logits.resize(plan.wanted.size());

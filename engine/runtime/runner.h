@@ -67,6 +67,8 @@ class Runner final : public StepRunner {
   std::vector<device::Matrix> values_;  // [graph values]
   Tap tap_;
 
+  std::vector<std::size_t> vocabulary_sizes_;  // [ranks]
+
   // Scratch of a step, kept for its capacity.
   std::vector<std::int32_t> own_rows_;
   std::vector<std::uint32_t> token_order_;
