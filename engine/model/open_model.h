@@ -31,7 +31,8 @@ struct OpenedModel {
 /// it, or not supported.
 OpenedModel open_model(const std::filesystem::path& path);
 
-/// The tensor that the language-model head is read from: the embedding where the model ties them (whether or not the file has a head of its own, too), else the head.
+/// The tensor that the language-model head is read from: the embedding where the model ties them (whether or not the file has a head of its
+/// own, too), else the head.
 /// @throws std::runtime_error that names file and tensor if the model has a head of its own and the tensor is not there.
 std::string head_tensor_name(const ModelSpec& spec, const WeightSource& weights);
 
