@@ -13,7 +13,9 @@ struct Implementation {
   std::vector<int> sizes;
 };
 
-std::vector<Implementation> implementations() { return {{"Self", run_self, {1}}, {"Threads", run_threads, {1, 2, 3, 4, 7, 9}}}; }
+std::vector<Implementation> implementations() {
+  return {{"Self", run_self, {1}}, {"Threads", run_threads, {1, 2, 3, 4, 7, 9}}, {"Shm", run_shm, {1, 2, 3, 4}}};
+}
 
 class Conformance : public testing::Test {
  public:
