@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -11,15 +10,6 @@
 #include "engine/weights/source.h"
 
 namespace lockstep::engine {
-
-/// What the model's authors suggest for sampling (generation_config.json). Absent: not stated.
-struct GenerationDefaults {
-  std::optional<float> temperature;
-  std::optional<std::int32_t> top_k;
-  std::optional<float> top_p;
-  std::optional<float> min_p;
-  std::optional<float> repetition_penalty;
-};
 
 /// A model whose configuration was read and checked, and whose tensors can be read.
 struct OpenedModel {
@@ -40,5 +30,10 @@ struct OpenedModel {
 /// Reads headers, configuration and a few KB of samples, no weights. @throws std::runtime_error that names the file and what is wrong with
 /// it, or not supported.
 OpenedModel open_model(const std::filesystem::path& path);
+
+/// The tensor that the language-model head is read from: the embedding where the model ties them (whether or not the file has a head of its
+/// own, too), else the head.
+/// @throws std::runtime_error that names file and tensor if the model has a head of its own and the tensor is not there.
+std::string head_tensor_name(const ModelSpec& spec, const WeightSource& weights);
 
 }  // namespace lockstep::engine

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,15 @@ struct ModelSpec {
   std::int32_t pad_id = -1;  // -1: none
 
   std::size_t queries_per_kv_head() const { return num_heads / num_kv_heads; }
+};
+
+/// What the model's authors suggest for sampling (generation_config.json). Absent: not stated.
+struct GenerationDefaults {
+  std::optional<float> temperature;
+  std::optional<std::int32_t> top_k;
+  std::optional<float> top_p;
+  std::optional<float> min_p;
+  std::optional<float> repetition_penalty;
 };
 
 /// The row of a stored q or k projection that holds `row` of the order (i, i + r / 2) in which this program rotates. Rows are counted over
