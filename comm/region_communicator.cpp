@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/futex.h"
+#include "comm/slices.h"
 
 namespace lockstep::comm {
 namespace {
@@ -14,9 +15,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int spins = 256;                                           // about ten microseconds, longer than ranks in step are apart
 constexpr auto longest_sleep = std::chrono::milliseconds(20);        // so that an abort or the deadline is seen
 constexpr auto time_between_looks = std::chrono::milliseconds(100);  // at the peers' locks
-constexpr std::size_t slice_alignment = 16;                          // values: whole cache lines
-
-std::size_t divided_up(std::size_t value, std::size_t by) { return (value + by - 1) / by; }
 
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0) std::memcpy(to, from, bytes);
@@ -164,33 +162,22 @@ void RegionCommunicator::reduce_direct(const TreeSum& tree, float* values, std::
 void RegionCommunicator::reduce_sliced(const TreeSum& tree, float* values, std::size_t count) {
   const std::size_t ranks = static_cast<std::size_t>(size_);
   const std::size_t most_roots = *std::max_element(tree.roots_per_rank.begin(), tree.roots_per_rank.end());
-  const std::size_t room = region_->slot_bytes() / sizeof(float);
-  std::size_t slice = room / (1 + most_roots * ranks) / slice_alignment * slice_alignment;
-  if (slice == 0)
-    fail("all_reduce: " + std::to_string(most_roots * ranks) + " roots do not fit in a slot of " + std::to_string(region_->slot_bytes()) +
-         " bytes");
-  slice = std::min(slice, divided_up(divided_up(count, ranks), slice_alignment) * slice_alignment);
-  const std::size_t piece = slice * ranks;
-  const std::size_t num_pieces = divided_up(count, piece);
-  const auto length_of_piece = [&](std::size_t k) { return std::min(piece, count - k * piece); };
-  const auto length_of_slice = [&](std::size_t k, std::size_t rank) {
-    const std::size_t length = length_of_piece(k);
-    return rank * slice < length ? std::min(slice, length - rank * slice) : 0;
-  };
-  for (std::size_t k = 0; k <= num_pieces; ++k) {
+  const Slices slices(count, ranks, region_->slot_bytes() / sizeof(float) / (1 + most_roots * ranks));
+  if (!slices.fit()) return reduce_direct(tree, values, count);
+  for (std::size_t piece = 0; piece <= slices.num_pieces(); ++piece) {
+    const bool last = piece == slices.num_pieces();
     open_round();
-    if (k < num_pieces) copy_roots(tree, values, count, k * piece, length_of_piece(k), float_slot(rank_) + slice);
+    if (!last)
+      copy_roots(tree, values, count, slices.begin_of_piece(piece), slices.length_of_piece(piece), float_slot(rank_) + slices.slice());
     close_round();
-    for (int peer = 0; k > 0 && peer < size_; ++peer) {
-      const std::size_t place = static_cast<std::size_t>(peer);
-      std::copy_n(float_slot(peer), length_of_slice(k - 1, place), values + (k - 1) * piece + place * slice);
+    for (int peer = 0; piece > 0 && peer < size_; ++peer) {
+      std::copy_n(float_slot(peer), slices.length_of_slice(piece - 1, peer), values + slices.begin_of_slice(piece - 1, peer));
     }
-    if (k == num_pieces) break;
-    const std::size_t own = static_cast<std::size_t>(rank_);
-    point_at_roots(tree, values, count, k * piece, length_of_piece(k), slice);
-    for (const float*& source : sources_) source += own * slice;
+    if (last) break;
+    point_at_roots(tree, values, count, slices.begin_of_piece(piece), slices.length_of_piece(piece), slices.slice());
+    for (const float*& source : sources_) source += slices.begin_of_slice(piece, rank_) - slices.begin_of_piece(piece);
     float* next_slot = reinterpret_cast<float*>(region_->slot(rank_, epoch_ + 1));
-    tree_sum(tree, sources_, next_slot, length_of_slice(k, own), scratch_);
+    tree_sum(tree, sources_, next_slot, slices.length_of_slice(piece, rank_), scratch_);
   }
 }
 

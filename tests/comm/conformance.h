@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/control_channel.h"
 #include "comm/options.h"
+#include "comm/self_check.h"
 
 /// What every communicator must do, whichever implementation it is. A case runs on all ranks at once and throws where the communicator is
 /// wrong, so that it runs alike in threads, in forked processes and under mpirun.
@@ -276,6 +278,24 @@ inline void mixed_calls_keep_their_order(Communicator& communicator) {
   }
 }
 
+inline void control_messages_arrive_in_order(Communicator& communicator) {
+  ControlChannel channel(communicator);
+  const std::vector<std::size_t> sizes = {0, 1, 999, 1000, 1001, 4096, 5, 100000, 0};
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::vector<std::byte> message = filled(i, sizes[i]);
+    if (communicator.rank() == 0) {
+      channel.send(message);
+    } else {
+      require(channel.receive() == message, "control message " + std::to_string(i));
+    }
+  }
+}
+
+inline void the_self_check_passes(Communicator& communicator) {
+  const std::chrono::nanoseconds time = check_transport(communicator);
+  require(time.count() > 0 && time < std::chrono::seconds(1), "a tiny all_reduce took " + std::to_string(time.count()) + " ns");
+}
+
 /// The cases after which the communicator can still be used.
 inline std::vector<Case> cases() {
   return {{"SumsAreTheBitsOfThePlainTree", sums_are_the_bits_of_the_plain_tree},
@@ -285,7 +305,9 @@ inline std::vector<Case> cases() {
           {"GatherBringsAllPartsToEachRoot", gather_brings_all_parts_to_each_root},
           {"BroadcastReachesEveryoneFromEachRoot", broadcast_reaches_everyone_from_each_root},
           {"NobodyLeavesABarrierBeforeAllHaveCome", nobody_leaves_a_barrier_before_all_have_come},
-          {"MixedCallsKeepTheirOrder", mixed_calls_keep_their_order}};
+          {"MixedCallsKeepTheirOrder", mixed_calls_keep_their_order},
+          {"ControlMessagesArriveInOrder", control_messages_arrive_in_order},
+          {"TheSelfCheckPasses", the_self_check_passes}};
 }
 
 inline void every_later_call_throws(Communicator& communicator, const std::string& reason) {
@@ -359,13 +381,33 @@ inline void bad_arguments_fail_everyone(Communicator& communicator) {
   every_later_call_throws(communicator, error);
 }
 
+inline void a_channel_out_of_step_is_found(Communicator& communicator) {
+  ControlChannel channel(communicator);
+  const std::vector<std::byte> message(3);
+  const std::string error = error_of([&] {
+    if (communicator.rank() == 0) {
+      channel.send(message);
+      ControlChannel restarted(communicator);  // counts from 1 again
+      restarted.send(message);
+      communicator.barrier();
+    } else {
+      channel.receive();
+      channel.receive();
+      communicator.barrier();
+    }
+  });
+  if (communicator.size() == 1) return;
+  require(error.find("expects message 2, what came says 1") != std::string::npos, "the sequence error is told as \"" + error + "\"");
+}
+
 /// The cases that end the life of a communicator.
 inline std::vector<Case> failing_cases() {
   return {{"AnAbortReachesEveryone", an_abort_reaches_everyone},
           {"OtherOperationsAreFound", other_operations_are_found},
           {"OtherSizesAreFound", other_sizes_are_found},
           {"OtherSharesAreFound", other_shares_are_found},
-          {"BadArgumentsFailEveryone", bad_arguments_fail_everyone}};
+          {"BadArgumentsFailEveryone", bad_arguments_fail_everyone},
+          {"AChannelOutOfStepIsFound", a_channel_out_of_step_is_found}};
 }
 
 }  // namespace lockstep::comm::conformance
