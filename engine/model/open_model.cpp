@@ -29,7 +29,7 @@ void add_samples(const InputFile& file, Fnv128& hash) {
   std::array<std::byte, kSampleBytes> sample{};
   const auto bytes = static_cast<std::size_t>(std::min(file.size(), kSampleBytes));
   for (std::uint64_t i = 0; i < kSamples; ++i) {
-    file.read((file.size() - bytes) / (kSamples - 1) * i, std::span(sample).first(bytes), "sample");
+    file.read((file.size() - bytes) * i / (kSamples - 1), std::span(sample).first(bytes), "sample");
     hash.add(std::span<const std::byte>(sample).first(bytes));
   }
 }

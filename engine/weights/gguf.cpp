@@ -261,9 +261,12 @@ std::optional<std::uint64_t> check_extent(const TensorInfo& info, const GgufFile
   const auto bytes = tensor_bytes(info.shape, info.type.block_size, info.type.block_bytes);
   if (!bytes)
     fail("has rows that are not whole blocks of " + std::to_string(info.type.block_size) + " elements, or is larger than any file");
-  if (*bytes > data_bytes - info.offset) {
+  // Writers pad the last tensor, too; where that is missing, the end of the file got lost.
+  const std::uint64_t padded = (*bytes + header.alignment - 1) / header.alignment * header.alignment;
+  if (padded > data_bytes - info.offset) {
     fail("ends behind the file: it has " + std::to_string(*bytes) + " bytes from byte " + std::to_string(header.data_offset + info.offset) +
-         " on, and the file ends at byte " + std::to_string(file.size()) + "; it was cut off or is damaged");
+         " on, padded to " + std::to_string(padded) + ", and the file ends at byte " + std::to_string(file.size()) +
+         "; it was cut off or is damaged");
   }
   return bytes;
 }
