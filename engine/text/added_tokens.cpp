@@ -15,7 +15,10 @@ bool is_space(char32_t c) {
          c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
+/// Rust's \w: alphabetic characters, marks, decimal digits, connectors, joiners.
 bool is_word_character(char32_t c) {
+  if (c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9)) return true;  // joiners; letters in circles
+  if ((c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189)) return true;  // in squares
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
     case UTF8PROC_CATEGORY_LU:
     case UTF8PROC_CATEGORY_LL:
@@ -102,10 +105,11 @@ void AddedTokenFinder::split(std::string_view text, bool parse_special, std::vec
     }
     std::size_t begin = position;
     std::size_t end = position += token->content.size();
-    if (begin < done || (token->special && !parse_special)) continue;
+    if (token->special && !parse_special) continue;
     if (token->single_word && (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end)))) continue;
     if (token->strip_left) begin = std::max(done, without_spaces_at_end(text.substr(0, begin)));
     if (token->strip_right) end += spaces_at_start(text.substr(end));
+    // White space that a token took along on its right is still seen by the next token, as in the reference.
     if (begin > done) sections.push_back({-1, {done, begin}});
     sections.push_back({token->id, {begin, end}});
     done = end;

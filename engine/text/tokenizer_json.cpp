@@ -91,7 +91,8 @@ void refuse_rare_options(const JsonPlace& model) {
   }
 }
 
-void read_model(const JsonPlace& model, bool byte_level, std::size_t limit, BpeTokenizerParts& parts) {
+/// Returns the ids of the vocabulary.
+Ids read_model(const JsonPlace& model, bool byte_level, std::size_t limit, BpeTokenizerParts& parts) {
   if (const auto type = model.find("type")) {
     if (type->string() != "BPE") type->fail("the model " + in_quotes(type->string()) + " is not supported (supported: BPE)");
   } else if (!model.find("merges")) {
@@ -114,7 +115,7 @@ void read_model(const JsonPlace& model, bool byte_level, std::size_t limit, BpeT
   const auto merges = read_merges(model.at("merges"), ids);
   if (!byte_level) {
     parts.encoder = std::make_unique<BytePairEncoder>(ids, merges, rules);
-    return;
+    return ids;
   }
   const ByteAlphabet alphabet;
   Ids words;
@@ -123,9 +124,10 @@ void read_model(const JsonPlace& model, bool byte_level, std::size_t limit, BpeT
     if (const auto bytes = alphabet.to_bytes(spelling)) words.emplace(*bytes, id);
   }
   parts.encoder = std::make_unique<BytePairEncoder>(std::move(words), merges, rules);
+  return ids;
 }
 
-void read_added_tokens(const std::optional<JsonPlace>& list, std::size_t limit, BpeTokenizerParts& parts) {
+void read_added_tokens(const std::optional<JsonPlace>& list, const Ids& ids, std::size_t limit, BpeTokenizerParts& parts) {
   if (!list) return;
   for (std::size_t i = 0; i < list->size(); ++i) {
     const JsonPlace item = list->element(i);
@@ -133,6 +135,10 @@ void read_added_tokens(const std::optional<JsonPlace>& list, std::size_t limit, 
     token.id = checked_id(item.at("id"), limit);
     token.content = item.at("content").string();
     if (token.content.size() > AddedTokenFinder::kLongestContent) item.at("content").fail("has more than 4096 bytes");
+    if (const auto known = ids.find(token.content); known != ids.end() && known->second != token.id) {
+      item.at("id").fail("is " + std::to_string(token.id) + ", but /model/vocab gives " + in_quotes(token.content) + " the id " +
+                         std::to_string(known->second));
+    }
     token.special = item.boolean_or("special", false);
     token.single_word = item.boolean_or("single_word", false);
     token.strip_left = item.boolean_or("lstrip", false);
@@ -221,8 +227,8 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(const std::string& source_name, s
   parts.normalizer = read_normalizer(root.find("normalizer"));
   PreTokenizerRules pre_tokenizer = read_pre_tokenizer(root.find("pre_tokenizer"));
   parts.splitter = std::move(pre_tokenizer.splitter);
-  read_model(model, pre_tokenizer.byte_level, limit, parts);
-  read_added_tokens(added, limit, parts);
+  const Ids ids = read_model(model, pre_tokenizer.byte_level, limit, parts);
+  read_added_tokens(added, ids, limit, parts);
   const DecoderRules decoder = read_decoder(root.find("decoder"));
   const ByteAlphabet alphabet;
   for (auto& token : parts.tokens) token.bytes = decoded(decoder, alphabet, token.spelling);
