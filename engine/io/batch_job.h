@@ -10,8 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
+#include "engine/io/prompt_builder.h"
 #include "engine/io/request_parser.h"
 #include "engine/io/usage_error.h"
 #include "engine/runtime/engine.h"
@@ -46,9 +45,6 @@ struct BatchOptions {
   std::string model_hash;              // identifies the weights, tokenizer and template; recorded and compared like a setting
   std::uint64_t numerics_version = 0;  // likewise
 };
-
-/// Renders a conversation: text::ChatTemplate::render. @throws text::TemplateError, which becomes that line's 400.
-using RenderChat = std::function<std::string(const nlohmann::ordered_json& variables, std::int64_t now_unix)>;
 
 /// What answers the requests. Everything referred to must outlive the job.
 struct BatchModel {
