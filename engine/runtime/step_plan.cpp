@@ -42,9 +42,10 @@ std::uint32_t count(std::size_t size, const char* field) {
 }
 
 template <class Container>
-void put(std::vector<std::byte>& bytes, const Container& values) {
-  const std::span<const std::byte> raw = std::as_bytes(std::span(values));
-  bytes.insert(bytes.end(), raw.begin(), raw.end());
+void put(std::span<std::byte>& bytes, const Container& values) {
+  const std::size_t num_bytes = values.size() * sizeof(typename Container::value_type);
+  if (num_bytes > 0) std::memcpy(bytes.data(), values.data(), num_bytes);
+  bytes = bytes.subspan(num_bytes);
 }
 
 template <class Container>
@@ -143,16 +144,16 @@ void serialize(const StepPlan& plan, std::vector<std::byte>& bytes) {
   header.sequence = plan.sequence;
   header.total_bytes = total_bytes(header);
 
-  bytes.clear();
-  bytes.reserve(header.total_bytes);
-  put(bytes, std::span(&header, 1));
-  put(bytes, batch.token_ids);
-  put(bytes, batch.positions);
-  put(bytes, batch.sequences);
-  put(bytes, batch.block_tables);
-  put(bytes, batch.logit_rows);
-  put(bytes, plan.wanted);
-  put(bytes, plan.reason);
+  bytes.resize(header.total_bytes);
+  std::span<std::byte> rest(bytes);
+  put(rest, std::span(&header, 1));
+  put(rest, batch.token_ids);
+  put(rest, batch.positions);
+  put(rest, batch.sequences);
+  put(rest, batch.block_tables);
+  put(rest, batch.logit_rows);
+  put(rest, plan.wanted);
+  put(rest, plan.reason);
 }
 
 void deserialize(std::span<const std::byte> bytes, StepPlan& plan) {
