@@ -11,19 +11,11 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/io/request_error.h"
+#include "engine/model/spec.h"
 #include "engine/runtime/request.h"
 #include "engine/sampling/params.h"
 
 namespace lockstep::engine {
-
-/// What generation_config.json says about sampling; it stands in for what a request leaves out.
-struct GenerationDefaults {
-  std::optional<float> temperature;
-  std::optional<float> top_p;
-  std::optional<std::int32_t> top_k;
-  std::optional<float> min_p;
-  std::optional<float> repetition_penalty;
-};
 
 /// What the parser must know of the model.
 struct RequestContext {
