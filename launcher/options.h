@@ -2,21 +2,18 @@
 
 #include <functional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
+#include "engine/io/usage_error.h"
 #include "launcher/run_config.h"
 
 namespace lockstep::launcher {
 
 /// A flag, key or value that can not be used. The message names it; the program prints it and exits with 2.
-class UsageError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+using engine::UsageError;
 
 enum class OptionKind : std::uint8_t { kText, kInteger, kReal, kSwitch, kBytes, kTexts, kIntegers };
 

@@ -69,6 +69,7 @@ class RankControl::Thread {
   }
 
   std::atomic<int> stop_signal{0};
+  std::atomic<bool> stop_requested{false};
   PositionBoard board;
 
  private:
@@ -102,16 +103,21 @@ class RankControl::Thread {
     });
   }
 
+  void request_stop(int signal) {
+    stop_signal = signal;
+    stop_requested = true;
+  }
+
   void obey(const control::LauncherMessage& message) {
-    if (const auto* stop = std::get_if<control::Stop>(&message)) stop_signal = stop->signal;
+    if (const auto* stop = std::get_if<control::Stop>(&message)) request_stop(stop->signal);
     if (const auto* kill = std::get_if<control::Kill>(&message)) end_process(kill->reason);
   }
 
   void wait_for_signal() {
     signals_.async_wait([this](error_code error, int signal) {
       if (error) return;
-      int none = 0;
-      if (!stop_signal.compare_exchange_strong(none, signal)) _exit(128 + signal);
+      if (stop_requested) _exit(128 + signal);
+      request_stop(signal);
       wait_for_signal();
     });
   }
@@ -175,6 +181,8 @@ RankControl::RankControl(const Options& options) : thread_(std::make_unique<Thre
 RankControl::~RankControl() = default;
 
 int RankControl::stop_signal() const noexcept { return thread_->stop_signal.load(std::memory_order_relaxed); }
+
+const std::atomic<bool>& RankControl::stop_requested() const noexcept { return thread_->stop_requested; }
 
 void RankControl::set_position(const comm::Position& position) noexcept { thread_->board.set(position); }
 

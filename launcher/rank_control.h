@@ -36,6 +36,8 @@ class RankControl {
 
   /// 0, or the signal on which to stop: finish what runs, write it, and exit with 128 + signal.
   int stop_signal() const noexcept;
+  /// True from then on: the same, for who polls a flag.
+  const std::atomic<bool>& stop_requested() const noexcept;
 
   /// Cheap: no lock, no system call.
   void set_position(const comm::Position& position) noexcept;
