@@ -29,7 +29,8 @@ TEST_P(LinearOfType, GivesTheBitsOfTheDefinitionOnEveryInstructionSetThreadCount
   const auto all = all_options();
   for (const auto& [rows, columns] : shapes) {
     for (const std::size_t leaves : {1, 9, 16}) {
-      const StoredWeight w = make_weight(dtype, rows, columns, make_leaves(dtype, columns, leaves), static_cast<std::uint32_t>(rows + columns));
+      const StoredWeight w =
+          make_weight(dtype, rows, columns, make_leaves(dtype, columns, leaves), static_cast<std::uint32_t>(rows + columns));
       for (const std::size_t tokens : {1, 2, 3, 5, 8, 13, 37}) {
         if (columns == 1536 && tokens > 3 && tokens != 13) continue;
         const std::vector<float> x = random_floats(tokens * columns, 7, 2.0f);
@@ -113,7 +114,8 @@ TEST_P(LinearOfType, EmbedGivesTheRowsAsTheyDequantise) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllTypes, LinearOfType, testing::ValuesIn(kTypes), [](const auto& type) { return std::string(device::info(type.param).name); });
+INSTANTIATE_TEST_SUITE_P(AllTypes, LinearOfType, testing::ValuesIn(kTypes),
+                         [](const auto& type) { return std::string(device::info(type.param).name); });
 
 TEST(Linear, AMatrixOfOnesGivesTheNumberOfColumns) {
   StoredWeight w{{"ones", DType::kF32, 18, 40, make_leaves(DType::kF32, 40, 1)}, {}};
@@ -157,11 +159,11 @@ TEST(LoadWeight, RefusesLeavesThatMakeNoSense) {
     return device->load_weight(w.spec, w.reader());
   };
   EXPECT_THROW(load(DType::kF32, {}), std::invalid_argument);
-  EXPECT_THROW(load(DType::kF32, {{32, 0, true}}), std::invalid_argument);                   // columns are left over
-  EXPECT_THROW(load(DType::kF32, {{32, 0, false}, {64, 0, true}}), std::invalid_argument);   // two sums at a root
-  EXPECT_THROW(load(DType::kF32, {{32, 1, false}, {64, 1, true}}), std::invalid_argument);   // nothing to merge with
+  EXPECT_THROW(load(DType::kF32, {{32, 0, true}}), std::invalid_argument);                  // columns are left over
+  EXPECT_THROW(load(DType::kF32, {{32, 0, false}, {64, 0, true}}), std::invalid_argument);  // two sums at a root
+  EXPECT_THROW(load(DType::kF32, {{32, 1, false}, {64, 1, true}}), std::invalid_argument);  // nothing to merge with
   EXPECT_THROW(load(DType::kF32, {{32, 0, true}, {32, 0, true}, {64, 0, true}}), std::invalid_argument);
-  EXPECT_THROW(load(DType::kQ8_0, {{16, 0, true}, {64, 0, true}}), std::invalid_argument);   // within a block
+  EXPECT_THROW(load(DType::kQ8_0, {{16, 0, true}, {64, 0, true}}), std::invalid_argument);  // within a block
   EXPECT_NO_THROW(load(DType::kQ8_0, {{32, 0, false}, {64, 1, true}}));
 }
 

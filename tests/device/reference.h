@@ -40,8 +40,8 @@ inline std::vector<float> random_floats(std::size_t count, std::uint32_t seed, f
   return values;
 }
 
-/// One leaf, or `count` leaves over units of the type's block, in the tree of N2 (a range splits after the largest power of two below its size), as one root or
-/// as the roots of the shares [0, cut) and [cut, count).
+/// One leaf, or `count` leaves over units of the type's block, in the tree of N2 (a range splits after the largest power of two below its
+/// size), as one root or as the roots of the shares [0, cut) and [cut, count).
 inline void push_tree(std::vector<Leaf>& leaves, const std::vector<std::uint32_t>& ends, std::size_t begin, std::size_t end) {
   if (end - begin == 1) {
     leaves.push_back({ends[begin], 0, false});
