@@ -174,11 +174,12 @@ class CpuDevice final : public Device {
               [&](std::size_t, std::size_t t) { kernels_.add(to + t * x.columns, from + t * x.columns, bias, x.columns); });
   }
 
-  void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out) override {
+  void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
+              std::size_t out_column) override {
     const FloatMode mode;
     const CpuWeight& w = static_cast<const CpuWeight&>(weight);
     const std::size_t roots = w.spec().num_roots();
-    require(in.columns == w.spec().columns && out.columns == w.spec().rows, "linear: the matrices do not fit the weight");
+    require(in.columns == w.spec().columns && out_column + w.spec().rows <= out.columns, "linear: the matrices do not fit the weight");
     require(bias == nullptr || roots == 1, "linear: a bias needs a product with one root");
     LinearArgs args{};
     args.dtype = w.spec().dtype;
@@ -189,7 +190,8 @@ class CpuDevice final : public Device {
     args.num_leaves = w.spec().leaves.size();
     args.num_tokens = num_rows;
     args.bias = bias;
-    args.out = floats_of(out, roots * num_rows);
+    args.out = floats_of(out, roots * num_rows) + out_column;
+    args.out_stride = out.columns;
     if (info(args.dtype).block_quantised()) {
       args.int8 = int8_of(in, num_rows);
     } else {

@@ -40,7 +40,8 @@ struct LinearArgs {
   Int8View int8;
   std::size_t num_tokens;
   const float* bias;  // [rows] or null
-  float* out;         // [roots, num_tokens, rows]
+  float* out;         // [roots, num_tokens, out_stride]: the first `rows` of each are written
+  std::size_t out_stride;
 };
 
 /// Keys and values of one layer. Block b, head h starts at cache + b * block_bytes + h * head_bytes:

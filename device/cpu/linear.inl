@@ -167,7 +167,7 @@ LOCKSTEP_INLINE void store_tile(const LinearArgs& args, const TilePlace& at, std
     const std::size_t count = args.rows - row < 16 ? args.rows - row : 16;
     LOCKSTEP_UNROLL
     for (int t = 0; t < T; ++t) {
-      float* out = args.out + (root * args.num_tokens + at.token + static_cast<std::size_t>(t)) * args.rows + row;
+      float* out = args.out + (root * args.num_tokens + at.token + static_cast<std::size_t>(t)) * args.out_stride + row;
       Floats sum = sums[p][t];
       if (args.bias) sum = add(sum, load_first(args.bias + row, count));
       if (count == 16) {
