@@ -60,10 +60,13 @@ std::map<std::string, std::string> all_settings(const BatchOptions& options, con
   return settings;
 }
 
+/// A pipe must not even be opened twice.
+bool can_be_read_twice(const BatchOptions& options) { return std::filesystem::is_regular_file(options.input_file); }
+
 /// The fingerprints of all request lines, where the input can be read twice.
 std::optional<std::vector<std::uint32_t>> read_fingerprints(const BatchOptions& options) {
+  if (!can_be_read_twice(options)) return std::nullopt;
   LineReader reader(options.input_file, options.max_line_bytes);
-  if (!reader.regular_file()) return std::nullopt;
   std::vector<std::uint32_t> fingerprints;
   for (InputLine line; reader.next(line);) fingerprints.push_back(line_fingerprint(line.number, line.fingerprint));
   return fingerprints;
@@ -76,8 +79,8 @@ std::optional<std::vector<std::uint32_t>> read_fingerprints(const BatchOptions& 
 
 /// Compares the input with what the job was started with. @throws UsageError that names the first line that differs.
 void check_same_input(const BatchOptions& options, const RunRecord& record) {
+  if (!record.line_fingerprints || !can_be_read_twice(options)) return;
   LineReader reader(options.input_file, options.max_line_bytes);
-  if (!record.line_fingerprints || !reader.regular_file()) return;
   const std::vector<std::uint32_t>& expected = *record.line_fingerprints;
   std::size_t count = 0;
   for (InputLine line; reader.next(line); ++count) {
