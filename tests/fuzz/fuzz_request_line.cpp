@@ -1,4 +1,5 @@
-// A request line from its bytes to its answer: whatever they are, it is parsed or refused, and the answer is one line of JSON that says whose it is.
+// A request line from its bytes to its answer: whatever they are, it is parsed or refused, and the answer is one line of JSON that says
+// whose it is.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -40,7 +41,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (line.error) throw *line.error;
     const PreparedRequest prepared = prepare_request(line.request, key.line_number, {tokenizer, render, 0, 256, 1});
     require(!prepared.requests.empty());
-    AnswerRequest request{key, line.custom_id, line.request.endpoint, line.request.model, line.request.seed, {}, line.request.sampling.n, true};
+    AnswerRequest request{key, line.custom_id, line.request.endpoint, line.request.model, line.request.seed, {}, line.request.sampling.n,
+                          true};
     std::vector<Completion> completions;
     for (const Request& one : prepared.requests) {
       require(!one.prompt.empty() && one.prompt.size() < 256);
