@@ -1,5 +1,6 @@
 #include "engine/io/batch_job.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <ctime>
@@ -130,6 +131,7 @@ class BatchJob {
         hooks_(hooks),
         journal_(journal),
         done_(std::move(done)),
+        max_in_flight_(std::max<std::size_t>(1, options.max_in_flight)),
         reader_(options.input_file, options.max_line_bytes),
         request_context_{model.defaults, model.engine.limits().vocab_size, options.served_model_name},
         prompt_context_{model.tokenizer, model.render_chat, record.template_time, model.engine.limits().max_model_len, record.seed},
@@ -183,7 +185,7 @@ class BatchJob {
   /// Reads lines until the engine has enough to do.
   void admit() {
     InputLine line;
-    while (!input_ended_ && choices_in_flight_ < options_.max_in_flight && !stopped()) {
+    while (!input_ended_ && choices_in_flight_ < max_in_flight_ && !stopped()) {
       if (!reader_.next(line)) {
         input_ended_ = true;
         if (next_done_ < done_.size()) refuse_changed_line(options_, done_[next_done_].line_number);
@@ -301,6 +303,7 @@ class BatchJob {
   const BatchHooks& hooks_;
   Journal& journal_;
   const std::vector<AnswerKey> done_;  // of an earlier run, ascending
+  const std::size_t max_in_flight_;    // choices
   std::size_t next_done_ = 0;
   LineReader reader_;
   const RequestContext request_context_;

@@ -283,6 +283,8 @@ TEST_F(BatchJobTest, PathsThatCollideAreRefused) {
   options_.output_file = folder_.path / "out.jsonl";
   options_.error_file = folder_.path / "out.jsonl.partial";
   expect_usage_error("the error file is the same file as the journal");
+  options_.error_file = folder_.path / "out.jsonl.run.json.tmp";
+  expect_usage_error("out.jsonl.run.json.tmp: the temporary file is the same file as the error file");
   options_.error_file.reset();
   options_.output_file = folder_.path / "nowhere" / "out.jsonl";
   expect_usage_error("the folder of the output file does not exist");
@@ -538,6 +540,27 @@ TEST_F(BatchJobTest, ProgressCountsLines) {
   EXPECT_EQ(seen.back().lines_in_flight, 0u);
   EXPECT_EQ(seen.back().generated_tokens, 30u);  // six choices of five tokens
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they keep freed memory
+TEST_F(BatchJobTest, MemoryDoesNotGrowWithTheInput) {
+  {
+    std::ofstream file(options_.input_file);
+    for (int i = 0; i < 30'000; ++i)
+      file << "{\"prompt\": \"p\", \"metadata\": \"" << std::string(2000, 'x') << "\", \"n\": " << 1 + i % 3 << "}\n";
+  }
+  const auto peak_kib = [] {
+    rusage usage = {};
+    ::getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+  };
+  FakeEngine engine;
+  engine.remember = false;
+  const long before = peak_kib();
+  EXPECT_EQ(run(engine).answered, 30'000u);
+  EXPECT_LT(peak_kib() - before, 8 << 10) << "KiB more than before, for 60 MB of requests and "
+                                          << (std::filesystem::file_size(options_.output_file) >> 20) << " MiB of answers";
+}
+#endif
 
 TEST_F(BatchJobTest, AnEmptyInputGivesAnEmptyOutput) {
   input("\n\n");

@@ -61,7 +61,7 @@ class FakeEngine : public Engine {
   void submit(Request request, OnCompletion done) override {
     if (request.prompt.empty() || request.prompt.size() >= limits_.max_model_len) throw std::logic_error("the caller must not submit this");
     if (request.sampling.max_tokens + request.prompt.size() > limits_.max_model_len) throw std::logic_error("max_tokens is not clipped");
-    submitted.push_back(request);
+    if (remember) submitted.push_back(request);
     waiting_.emplace_back(std::move(request), std::move(done));
     most_in_flight = std::max(most_in_flight, waiting_.size());
   }
@@ -86,6 +86,7 @@ class FakeEngine : public Engine {
   Counters counters() const override { return counters_; }
 
   std::vector<Request> submitted;
+  bool remember = true;
   std::size_t most_in_flight = 0;
   std::size_t cancelled = 0;
   std::uint32_t max_per_step = 3;  // requests that finish in one step, at most
