@@ -1,31 +1,51 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "launcher/build_identity.h"
 #include "launcher/cli.h"
+#include "launcher/inspect.h"
 #include "launcher/launch.h"
 #include "launcher/log.h"
-#include "launcher/version.h"
+#include "launcher/rank.h"
+#include "launcher/subcommands.h"
 
 namespace {
 
 using namespace lockstep::launcher;
 
 /// The file that this process runs: what mpirun has to start, whatever the current folder and PATH are.
-std::string own_program() { return "/proc/self/exe"; }
+std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
-int run(const std::vector<std::string>& arguments, const Environment& environment, Terminal& terminal, spdlog::logger& log) {
+int run(const std::vector<std::string>& arguments, const Environment& environment, const std::shared_ptr<Terminal>& terminal,
+        spdlog::logger& log) {
   const CommandLine command = parse_command_line(arguments, environment);
   if (command.help || command.version) {
-    std::fputs((command.help ? *command.help : version_text()).c_str(), stdout);
-    return std::fflush(stdout) == 0 ? 0 : 1;
+    print(command.help ? *command.help : version_text());
+    return 0;
   }
+  const RunConfig& config = command.config;
   const RankEnvironment ranks = rank_environment(environment);
-  if (must_launch(command.config, ranks)) return launch(command.config, own_program(), arguments, environment, terminal, log);
-  return 0;
+  if (config.subcommand == Subcommand::kInspect) {
+    if (ranks.rank == 0) print(inspect(config));
+    return 0;
+  }
+  if (!must_launch(config, ranks)) return run_ranks(config, ranks, environment, terminal);
+  if (config.subcommand == Subcommand::kBatch) lockstep::engine::check_batch_files(batch_options(config));  // before any rank starts
+  return launch(config, own_program(), arguments, environment, *terminal, log);
+}
+
+/// Whether this process is to tell what every rank would tell.
+bool is_spokesman(const Environment& environment) {
+  try {
+    return rank_environment(environment).rank == 0;
+  } catch (const UsageError&) {
+    return true;
+  }
 }
 
 }  // namespace
@@ -33,14 +53,12 @@ int run(const std::vector<std::string>& arguments, const Environment& environmen
 int main(int argc, char** argv) {
   const auto terminal = std::make_shared<Terminal>(2);
   const auto log = make_logger(terminal, std::nullopt, "info");
+  const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
+  int exit_code = 2;  // nothing was started: what is wrong is in what the user gave
   try {
-    return run(
-        {argv + 1, argv + argc}, [](const char* name) { return std::getenv(name); }, *terminal, *log);
-  } catch (const UsageError& error) {
-    log->error("{}", error.what());
-    return 2;
+    exit_code = run({argv + 1, argv + argc}, environment, terminal, *log);
   } catch (const std::exception& error) {
-    log->error("{}", error.what());
-    return 1;
+    if (is_spokesman(environment)) log->error("{}", error.what());
   }
+  return exit_code;
 }

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <chrono>
+#include <memory>
 #include <string>
 
+#include "comm/communicator.h"
 #include "launcher/launch.h"
 #include "launcher/run_config.h"
 
@@ -25,7 +28,14 @@ class World {
   int local_rank() const { return local_rank_; }  // among the ranks of this machine
   int local_size() const { return local_size_; }
 
-  /// Collective: to be called once, after everything else went well.
+  /// Ranks of this machine, this one included, that may run on one of the cores that this one may run on: 1 where each is bound to cores of
+  /// its own.
+  int ranks_that_share_cores() const { return ranks_that_share_cores_; }
+
+  /// Collective. `kind` as choose_communicator() gives it, but for "threads". @throws comm::CommError
+  std::unique_ptr<comm::Communicator> make_communicator(const std::string& kind, std::chrono::milliseconds deadline) const;
+
+  /// Collective: to be called once, after everything else went well and the communicator is gone.
   void finalize();
 
  private:
@@ -33,6 +43,7 @@ class World {
   int size_ = 1;
   int local_rank_ = 0;
   int local_size_ = 1;
+  int ranks_that_share_cores_ = 1;
   bool uses_mpi_ = false;
 };
 
