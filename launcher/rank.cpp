@@ -143,12 +143,13 @@ int run_threads(const RankContext& context) {
   return exit_codes.front();
 }
 
-std::size_t choose_threads(const RunConfig& config, int sharers, spdlog::logger& log) {
+std::size_t choose_threads(const RunConfig& config, const World& world, int thread_ranks, spdlog::logger& log) {
   if (config.threads > 0) return static_cast<std::size_t>(config.threads);
   const std::size_t usable = device::usable_processors();
   const auto online = static_cast<std::size_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
-  if (usable == 1 && online > 1) log.warn("this rank may only use one core of {} (mpirun --bind-to none gives it more)", online);
-  return device::threads_for_rank(static_cast<std::size_t>(sharers));
+  if (usable == 1 && online > 1 && world.rank() == 0)
+    log.warn("each rank may only use one core of {} (mpirun --bind-to none gives it more)", online);
+  return device::threads_for_rank(static_cast<std::size_t>(world.ranks_that_share_cores() * thread_ranks));
 }
 
 /// With the rank's MPI, if it has any. `failed`: MPI can not be left in order.
@@ -161,7 +162,7 @@ int run_process(const RunConfig& config, const RankEnvironment& ranks, RankContr
                             .control = control,
                             .log = log,
                             .local_ranks = world.local_size() * thread_ranks,
-                            .num_threads = choose_threads(config, world.ranks_that_share_cores() * thread_ranks, log)};
+                            .num_threads = choose_threads(config, world, thread_ranks, log)};
   if (kind == "threads") return run_threads(context);
   int exit_code = 0;
   {
