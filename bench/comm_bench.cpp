@@ -15,7 +15,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr int calls_per_iteration = 100;
+constexpr int calls_per_iteration = 10;  // short, so that some are not disturbed on a busy machine
 
 void pin(int rank) {
   cpu_set_t allowed;
@@ -72,7 +72,7 @@ struct Setting {
       : ranks(static_cast<int>(state.range(0))),
         count(static_cast<std::size_t>(state.range(1))),
         tree(chain(ranks, static_cast<std::uint32_t>(state.range(2)))) {
-    options.direct_values = state.range(3) != 0 ? 0 : count;
+    options.slice_from_additions = state.range(3) != 0 ? 0 : std::size_t{1} << 40;
   }
   int ranks;
   std::size_t count;
@@ -121,10 +121,10 @@ void all_reduce_shm(benchmark::State& state) {
 
 void settings(benchmark::internal::Benchmark* each) {
   each->ArgNames({"ranks", "count", "roots", "sliced"})->UseRealTime();
-  for (const std::int64_t count : {1, 576, 4096, 8192, 16384, 32768, 65536, 262144, 1048576}) {
-    for (const std::int64_t roots : {1, 3}) {
-      for (const std::int64_t sliced : {0, 1}) each->Args({2, count, roots, sliced});
-    }
+  for (const std::int64_t count : {1, 576, 4096, 32768, 262144}) {
+    each->Args({2, count, 1, 0});
+    each->Args({2, count, 3, 0});
+    each->Args({2, count, 3, 1});
   }
   each->Args({4, 576, 1, 0});
 }

@@ -22,6 +22,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int data_tag = 1;
 constexpr int abort_tag = 2;
 constexpr std::size_t abort_bytes = 3500;  // below every transport's eager limit: such a message leaves even if nobody receives it
+constexpr std::size_t message_cost = 8;    // a second round of messages costs more than one in shared memory by about this factor
 constexpr auto time_to_tell_peers = std::chrono::milliseconds(200);
 
 /// Goes before the data of every message.
@@ -139,7 +140,7 @@ void MpiCommunicator::open(MPI_Comm group) {
         "MPI_Irecv");
   ready_ = true;
   // Ranks with other options would cut their messages in another way: the first exchange compares them.
-  begin({Operation::barrier, 0, options_.slot_bytes, options_.direct_values}, {});
+  begin({Operation::barrier, 0, options_.slot_bytes, options_.slice_from_additions}, {});
   exchange(true, [](int) { return 0; });
 }
 
@@ -227,7 +228,8 @@ void MpiCommunicator::all_reduce(const TreeSum& tree, float* values, std::size_t
   begin(all_reduce_record(tree, count), tree_error(tree, size_));
   const std::size_t most_roots = *std::max_element(tree.roots_per_rank.begin(), tree.roots_per_rank.end());
   const Slices slices(count, static_cast<std::size_t>(size_), options_.slot_bytes / sizeof(float) / most_roots);
-  if (size_ == 1 || count <= options_.direct_values || !slices.fit()) {
+  if (additions_saved(total_roots(tree), static_cast<std::size_t>(size_), count) <= message_cost * options_.slice_from_additions ||
+      !slices.fit()) {
     reduce_direct(tree, values, count);
   } else {
     reduce_sliced(tree, values, count, slices);

@@ -112,7 +112,7 @@ void RegionCommunicator::gather_pieces(std::span<const std::byte> mine, std::spa
 
 void RegionCommunicator::all_reduce(const TreeSum& tree, float* values, std::size_t count) {
   const Call call(*this, all_reduce_record(tree, count), tree_error(tree, size_));
-  if (size_ == 1 || count <= region_->direct_values()) {
+  if (additions_saved(total_roots(tree), static_cast<std::size_t>(size_), count) <= region_->slice_from_additions()) {
     reduce_direct(tree, values, count);
   } else {
     reduce_sliced(tree, values, count);

@@ -29,7 +29,8 @@ void check_sum(Communicator& communicator, const TreeSum& tree, std::span<float>
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>((rank + 1) * (i % 7 + 1));
   communicator.all_reduce(tree, values.data(), values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto expected = static_cast<float>(ranks * (ranks + 1) / 2 * (i % 7 + 1));
+    const std::size_t sum_of_ranks = ranks * (ranks + 1) / 2;
+    const auto expected = static_cast<float>(sum_of_ranks * (i % 7 + 1));
     if (values[i] == expected) continue;
     wrong(communicator, "value " + std::to_string(i) + " of a sum over " + std::to_string(ranks) + " ranks is " +
                             std::to_string(values[i]) + ", not " + std::to_string(expected));

@@ -26,7 +26,7 @@ void SharedRegion::create(std::byte* memory, int size, const CommunicatorOptions
   header->token = token;
   header->size = static_cast<std::uint64_t>(size);
   header->slot_bytes = options.slot_bytes;
-  header->direct_values = options.direct_values;
+  header->slice_from_additions = options.slice_from_additions;
   for (int rank = 0; rank < size; ++rank) {
     new (&arrival(rank)) Arrival;
     new (&status(rank)) RankStatus;

@@ -50,7 +50,7 @@ class SharedRegion {
 
   int size() const { return static_cast<int>(header().size); }
   std::size_t slot_bytes() const { return header().slot_bytes; }
-  std::size_t direct_values() const { return header().direct_values; }
+  std::size_t slice_from_additions() const { return header().slice_from_additions; }
 
   Arrival& arrival(int rank) {
     return *reinterpret_cast<Arrival*>(base_ + offset_of_arrivals() + sizeof(Arrival) * static_cast<std::size_t>(rank));
@@ -89,7 +89,7 @@ class SharedRegion {
     std::uint64_t token = 0;
     std::uint64_t size = 0;
     std::uint64_t slot_bytes = 0;
-    std::uint64_t direct_values = 0;
+    std::uint64_t slice_from_additions = 0;
     AbortNotice abort;
   };
 

@@ -170,7 +170,8 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& name, int
   check_options(options, size);
   if (rank < 0 || rank >= size) throw std::invalid_argument("shared memory: rank " + std::to_string(rank) + " of " + std::to_string(size));
   const auto region = std::make_shared<AttachedRegion>(RegionName::parse(name), rank);
-  if (region->size() != size || region->slot_bytes() != options.slot_bytes || region->direct_values() != options.direct_values) {
+  if (region->size() != size || region->slot_bytes() != options.slot_bytes ||
+      region->slice_from_additions() != options.slice_from_additions) {
     const std::string reason = "shared memory: rank " + std::to_string(rank) + " expects " + std::to_string(size) + " ranks and slots of " +
                                std::to_string(options.slot_bytes) + " bytes, the region has " + std::to_string(region->size()) + " and " +
                                std::to_string(region->slot_bytes());

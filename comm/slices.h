@@ -5,6 +5,13 @@
 
 namespace lockstep::comm {
 
+/// The additions that a rank is spared when each sums a slice, less the copying of the others' results, which costs about as much as one
+/// addition a value. With two ranks of one root it never pays.
+inline std::size_t additions_saved(std::size_t total_roots, std::size_t ranks, std::size_t count) {
+  const std::size_t others = (total_roots - 1) * (ranks - 1);
+  return others > ranks ? count * (others - ranks) / ranks : 0;
+}
+
 /// How a large all_reduce is cut: `count` values in pieces, every piece in one slice per rank, which that rank sums. A slice is whole cache
 /// lines, but for the last.
 class Slices {

@@ -61,6 +61,7 @@ void check_paths(const BatchOptions& options) {
                                                          {"journal", journal_path(options)},
                                                          {"job record", record_path(options)}};
   if (options.error_file) files.emplace_back("error file", *options.error_file);
+  for (std::size_t i = files.size(); i-- > 1;) files.emplace_back("temporary file", with_suffix(files[i].second, ".tmp"));
   for (std::size_t i = 0; i < files.size(); ++i) {
     for (std::size_t j = i + 1; j < files.size(); ++j) {
       if (same_file(files[i].second, files[j].second)) {

@@ -1,5 +1,6 @@
 #include "engine/io/batch_job.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <ctime>
@@ -60,10 +61,13 @@ std::map<std::string, std::string> all_settings(const BatchOptions& options, con
   return settings;
 }
 
+/// A pipe must not even be opened twice.
+bool can_be_read_twice(const BatchOptions& options) { return std::filesystem::is_regular_file(options.input_file); }
+
 /// The fingerprints of all request lines, where the input can be read twice.
 std::optional<std::vector<std::uint32_t>> read_fingerprints(const BatchOptions& options) {
+  if (!can_be_read_twice(options)) return std::nullopt;
   LineReader reader(options.input_file, options.max_line_bytes);
-  if (!reader.regular_file()) return std::nullopt;
   std::vector<std::uint32_t> fingerprints;
   for (InputLine line; reader.next(line);) fingerprints.push_back(line_fingerprint(line.number, line.fingerprint));
   return fingerprints;
@@ -76,8 +80,8 @@ std::optional<std::vector<std::uint32_t>> read_fingerprints(const BatchOptions& 
 
 /// Compares the input with what the job was started with. @throws UsageError that names the first line that differs.
 void check_same_input(const BatchOptions& options, const RunRecord& record) {
+  if (!record.line_fingerprints || !can_be_read_twice(options)) return;
   LineReader reader(options.input_file, options.max_line_bytes);
-  if (!record.line_fingerprints || !reader.regular_file()) return;
   const std::vector<std::uint32_t>& expected = *record.line_fingerprints;
   std::size_t count = 0;
   for (InputLine line; reader.next(line); ++count) {
@@ -127,6 +131,7 @@ class BatchJob {
         hooks_(hooks),
         journal_(journal),
         done_(std::move(done)),
+        max_in_flight_(std::max<std::size_t>(1, options.max_in_flight)),
         reader_(options.input_file, options.max_line_bytes),
         request_context_{model.defaults, model.engine.limits().vocab_size, options.served_model_name},
         prompt_context_{model.tokenizer, model.render_chat, record.template_time, model.engine.limits().max_model_len, record.seed},
@@ -180,7 +185,7 @@ class BatchJob {
   /// Reads lines until the engine has enough to do.
   void admit() {
     InputLine line;
-    while (!input_ended_ && choices_in_flight_ < options_.max_in_flight && !stopped()) {
+    while (!input_ended_ && choices_in_flight_ < max_in_flight_ && !stopped()) {
       if (!reader_.next(line)) {
         input_ended_ = true;
         if (next_done_ < done_.size()) refuse_changed_line(options_, done_[next_done_].line_number);
@@ -298,6 +303,7 @@ class BatchJob {
   const BatchHooks& hooks_;
   Journal& journal_;
   const std::vector<AnswerKey> done_;  // of an earlier run, ascending
+  const std::size_t max_in_flight_;    // choices
   std::size_t next_done_ = 0;
   LineReader reader_;
   const RequestContext request_context_;

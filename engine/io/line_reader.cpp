@@ -25,8 +25,7 @@ LineReader::LineReader(std::filesystem::path path, std::size_t max_line_bytes) :
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor_ < 0) fail(path_, "can not be opened");
   struct stat status = {};
-  if (::fstat(descriptor_, &status) == 0) regular_file_ = S_ISREG(status.st_mode);
-  if (S_ISDIR(status.st_mode)) {
+  if (::fstat(descriptor_, &status) == 0 && S_ISDIR(status.st_mode)) {
     ::close(descriptor_);
     throw std::runtime_error(path_.string() + ": is a directory, not a file");
   }

@@ -31,8 +31,6 @@ class LineReader {
 
   /// False at the end of the file.
   bool next(InputLine& line);
-  /// Whether the file can be read twice (it is no pipe or terminal).
-  bool regular_file() const { return regular_file_; }
 
  private:
   bool fill();
@@ -41,7 +39,6 @@ class LineReader {
   std::filesystem::path path_;
   std::size_t max_line_bytes_;
   int descriptor_ = -1;
-  bool regular_file_ = false;
   bool at_end_ = false;
   std::string buffer_;
   std::size_t begin_ = 0;    // first byte of buffer_ that was not handed out

@@ -21,18 +21,26 @@ constexpr float kLowestLogprob = -9999.0f;
 
 std::string key_text(const AnswerKey& key) { return std::to_string(key.line_number) + "_" + hex_digits(key.fingerprint); }
 
-void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) text.replace(at, from.size(), to);
+/// Escapes U+2028, U+2029 and U+0085. In a JSON text they stand inside strings alone.
+std::string escape_separators(const std::string& json) {
+  std::string escaped;
+  escaped.reserve(json.size());
+  for (std::size_t i = 0; i < json.size();) {
+    const std::string_view rest = std::string_view(json).substr(i, 3);
+    if (rest == "\xe2\x80\xa8" || rest == "\xe2\x80\xa9") {
+      escaped += rest[2] == '\xa8' ? "\\u2028" : "\\u2029";
+      i += 3;
+    } else if (rest.starts_with("\xc2\x85")) {
+      escaped += "\\u0085";
+      i += 2;
+    } else {
+      escaped += json[i++];
+    }
+  }
+  return escaped;
 }
 
-std::string to_line(const Json& json) {
-  std::string line = json.dump(-1, ' ', false, Json::error_handler_t::replace);
-  // Such bytes stand inside JSON strings alone.
-  replace_all(line, "\xe2\x80\xa8", "\\u2028");
-  replace_all(line, "\xe2\x80\xa9", "\\u2029");
-  replace_all(line, "\xc2\x85", "\\u0085");
-  return line;
-}
+std::string to_line(const Json& json) { return escape_separators(json.dump(-1, ' ', false, Json::error_handler_t::replace)); }
 
 Json envelope(const AnswerKey& key, const std::string& custom_id) {
   Json line;

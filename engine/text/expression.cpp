@@ -1,5 +1,6 @@
 #include "engine/text/expression.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <new>
@@ -15,7 +16,7 @@ namespace lockstep::text {
 namespace {
 
 constexpr std::size_t kLongestPattern = 64 * 1024;
-constexpr std::uint32_t kMatchLimit = 10'000'000;  // backtracking points in one match: a run of white space needs one a byte
+constexpr std::size_t kMatchLimit = 10'000'000;  // backtracking points in one match, beyond those of a run of white space: about one a byte
 constexpr std::uint32_t kHeapLimitKilobytes = 256 * 1024;
 constexpr std::size_t kJitStackStart = 32 * 1024;
 constexpr std::size_t kJitStackLimit = 16 * 1024 * 1024;
@@ -104,7 +105,6 @@ struct Expression::Scratch::Buffers {
 
 Expression::Scratch::Scratch() : buffers_(std::make_unique<Buffers>()) {
   if (!buffers_->context || !buffers_->data || !buffers_->stack) throw std::bad_alloc();
-  pcre2_set_match_limit(buffers_->context.get(), kMatchLimit);
   pcre2_set_heap_limit(buffers_->context.get(), kHeapLimitKilobytes);
   pcre2_jit_stack_assign(buffers_->context.get(), nullptr, buffers_->stack.get());
 }
@@ -149,6 +149,8 @@ void Expression::find_all(std::string_view text, Scratch& scratch, std::vector<R
   constexpr std::size_t kNone = ~std::size_t{0};
   const auto subject = reinterpret_cast<PCRE2_SPTR>(text.empty() ? "" : text.data());
   pcre2_match_data* data = scratch.buffers_->data.get();
+  const std::size_t limit = kMatchLimit + 2 * text.size();
+  pcre2_set_match_limit(scratch.buffers_->context.get(), static_cast<std::uint32_t>(std::min<std::size_t>(limit, UINT32_MAX)));
   std::size_t last_end = kNone;
   for (std::size_t position = 0; position <= text.size();) {
     const auto run = [&](std::uint32_t options) {

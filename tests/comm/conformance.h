@@ -19,12 +19,12 @@
 /// wrong, so that it runs alike in threads, in forked processes and under mpirun.
 namespace lockstep::comm::conformance {
 
-/// Small slots and a low limit, so that messages of a few thousand values take every path.
+/// Small slots and a low limit for slices, so that messages of a few thousand values take every path.
 inline CommunicatorOptions small_options() {
   CommunicatorOptions options;
   options.deadline = std::chrono::seconds(30);
   options.slot_bytes = 4096;
-  options.direct_values = 700;
+  options.slice_from_additions = 700;
   return options;
 }
 

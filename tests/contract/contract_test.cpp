@@ -79,11 +79,11 @@ std::vector<Row> all_rows() {
   return rows;
 }
 
-/// The best level of this machine that is not above `name`.
+/// The level of that name, or the best of this machine where it lacks that one.
 device::Isa isa_for(const std::string& name) {
   const auto supported = device::supported_isas();
-  const auto wanted = device::isa_from_name(name);
-  return std::find(supported.begin(), supported.end(), wanted) != supported.end() ? wanted : supported.back();
+  const auto found = std::find_if(supported.begin(), supported.end(), [&](device::Isa isa) { return device::isa_name(isa) == name; });
+  return found != supported.end() ? *found : supported.back();
 }
 
 void write_requests(const fs::path& path) {

@@ -61,7 +61,7 @@ class FakeEngine : public Engine {
   void submit(Request request, OnCompletion done) override {
     if (request.prompt.empty() || request.prompt.size() >= limits_.max_model_len) throw std::logic_error("the caller must not submit this");
     if (request.sampling.max_tokens + request.prompt.size() > limits_.max_model_len) throw std::logic_error("max_tokens is not clipped");
-    submitted.push_back(request);
+    if (remember) submitted.push_back(request);
     waiting_.emplace_back(std::move(request), std::move(done));
     most_in_flight = std::max(most_in_flight, waiting_.size());
   }
@@ -69,7 +69,7 @@ class FakeEngine : public Engine {
     if (waiting_.empty()) return false;
     if (steps_before_failure >= 0 && steps_before_failure-- == 0) throw std::runtime_error("rank 1 is gone");
     std::shuffle(waiting_.begin(), waiting_.end(), random_);
-    for (std::size_t count = 1 + random_() % 3; count > 0 && !waiting_.empty(); --count) {
+    for (std::size_t count = 1 + random_() % max_per_step; count > 0 && !waiting_.empty(); --count) {
       auto [request, done] = std::move(waiting_.back());
       waiting_.pop_back();
       ++counters_.finished_requests;
@@ -86,8 +86,10 @@ class FakeEngine : public Engine {
   Counters counters() const override { return counters_; }
 
   std::vector<Request> submitted;
+  bool remember = true;
   std::size_t most_in_flight = 0;
   std::size_t cancelled = 0;
+  std::uint32_t max_per_step = 3;  // requests that finish in one step, at most
   int steps_before_failure = -1;
   Limits limits_{64, 261};
 
@@ -129,8 +131,8 @@ inline std::string fake_template(const nlohmann::ordered_json& variables, std::i
   std::string text = variables.at("bos_token").get<std::string>();
   for (const auto& message : variables.at("messages")) {
     if (message.at("role") == "system") throw text::TemplateError("TemplateError", "System role not supported");
-    text += "[" + message.at("role").get<std::string>() + "]" +
-            (message.contains("content") && message["content"].is_string() ? message["content"].get<std::string>() : "");
+    text.append("[").append(message.at("role").get<std::string>()).append("]");
+    if (message.contains("content") && message["content"].is_string()) text += message["content"].get<std::string>();
   }
   return text + (variables.at("add_generation_prompt").get<bool>() ? "[assistant]" : "");
 }

@@ -98,8 +98,20 @@ INSTANTIATE_TEST_SUITE_P(Gguf, TokenizerGolden,
                                          Source{"qwen2", "qwen2"}),
                          [](const auto& test) { return test.param.folder; });
 
-TEST(TokenizerGoldenBytesOnly, AVocabularyWithoutMergesAddsBosAndStreams) {
-  const auto tokenizer = tokenizer_from_folder(tokenizer_folder("bytes-only"));
+std::unique_ptr<Tokenizer> open_bytes_only(bool as_gguf_file) {
+  if (!as_gguf_file) return tokenizer_from_folder(tokenizer_folder("bytes-only"));
+  GgufVocabulary vocabulary = as_gguf("bytes-only", "gpt-2");
+  vocabulary.merges = {"\xC3\xB8 \xC3\xB9"};  // as the GGUF file of this model has it: llama.cpp wants one, and its result is no token
+  vocabulary.bos_id = 1;
+  vocabulary.eos_id = 2;
+  vocabulary.add_bos = 1;
+  return tokenizer_from_gguf(std::move(vocabulary));
+}
+
+class TokenizerGoldenBytesOnly : public testing::TestWithParam<bool> {};
+
+TEST_P(TokenizerGoldenBytesOnly, AVocabularyWithoutMergesAddsBosAndStreams) {
+  const auto tokenizer = open_bytes_only(GetParam());
   EXPECT_EQ(tokenizer->bos_id(), 1);
   EXPECT_EQ(tokenizer->eos_id(), 2);
   EXPECT_EQ(tokenizer->vocab_size(), 257u);
@@ -113,6 +125,8 @@ TEST(TokenizerGoldenBytesOnly, AVocabularyWithoutMergesAddsBosAndStreams) {
     EXPECT_EQ(stream(*tokenizer, generated, true), test["stream_skip_special"].get<std::vector<std::string>>());
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(JsonAndGguf, TokenizerGoldenBytesOnly, testing::Bool());
 
 TEST(TokenizerGoldenByteFallback, EveryStringEncodesAndDecodesAsInTheReference) {
   const auto tokenizer = tokenizer_from_folder(tokenizer_folder("spm-bpe"));
