@@ -85,7 +85,8 @@ void dump(const RunConfig& config, engine::Session& session, const Ids& prompt) 
       hidden[name].floats.insert(hidden[name].floats.end(), values.begin(), values.end());
     };
   }
-  session.forward(prompt, [&](std::size_t, std::span<const float> row) { logits.insert(logits.end(), row.begin(), row.end()); }, on_hidden);
+  session.forward(
+      prompt, [&](std::size_t, std::span<const float> row) { logits.insert(logits.end(), row.begin(), row.end()); }, on_hidden);
   const engine::FloatTensor logits_tensor{"logits", {prompt.size(), session.spec().vocab_size}, logits};
   if (!config.dump_logits.empty()) engine::write_safetensors(config.dump_logits, std::span(&logits_tensor, 1));
   if (config.dump_hidden.empty()) return;
@@ -96,7 +97,9 @@ void dump(const RunConfig& config, engine::Session& session, const Ids& prompt) 
 }
 
 std::string logprob_lines(const engine::Choice& choice, const text::Tokenizer* tokenizer) {
-  const auto spelled = [&](std::int32_t id) { return tokenizer ? nlohmann::json(tokenizer->bytes_of(id)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) : ""; };
+  const auto spelled = [&](std::int32_t id) {
+    return tokenizer ? nlohmann::json(tokenizer->bytes_of(id)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) : "";
+  };
   std::string lines;
   for (const engine::TokenLogprob& token : choice.logprobs) {
     lines += fmt::format("{:>8} {:>10.4f} {}", token.token, token.logprob, spelled(token.token));
@@ -108,14 +111,16 @@ std::string logprob_lines(const engine::Choice& choice, const text::Tokenizer* t
 
 }  // namespace
 
-void generate(const RunConfig& config, engine::Session& session, const std::function<void(std::string_view)>& write) {
+bool generate(const RunConfig& config, engine::Session& session, const std::function<void(std::string_view)>& write,
+              const std::atomic<bool>& stop) {
   const Ids prompt = prompt_of(config, session);
   const std::size_t most = session.engine().limits().max_model_len;
   if (prompt.size() > most) throw UsageError(fmt::format("the prompt has {} tokens; --max-model-len is {}", prompt.size(), most));
   const bool dumps = !config.dump_logits.empty() || !config.dump_hidden.empty();
   if (dumps) dump(config, session, prompt);
-  if (dumps && !config.max_tokens) return;  // the dumps were what was asked for
-  if (prompt.size() == most) throw UsageError(fmt::format("the prompt has {} tokens and leaves no room for an answer: --max-model-len is {}", prompt.size(), most));
+  if (dumps && !config.max_tokens) return true;  // the dumps were what was asked for
+  if (prompt.size() == most)
+    throw UsageError(fmt::format("the prompt has {} tokens and leaves no room for an answer: --max-model-len is {}", prompt.size(), most));
 
   engine::Request request;
   request.id = 1;
@@ -132,8 +137,12 @@ void generate(const RunConfig& config, engine::Session& session, const std::func
     }
   });
   while (session.engine().step()) {
+    if (!stop) continue;
+    session.engine().cancel_all();
+    return false;
   }
   if (!error.empty()) throw std::runtime_error(error);
+  return true;
 }
 
 }  // namespace lockstep::launcher

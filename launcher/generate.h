@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <string_view>
 
@@ -9,7 +10,9 @@
 namespace lockstep::launcher {
 
 /// `lockstep generate`, on rank 0: one prompt, its answers to `write` (standard output). Dumps go to the files that the flags name.
+/// False if `stop` became true before the answer was complete.
 /// @throws UsageError for what the user must change.
-void generate(const RunConfig& config, engine::Session& session, const std::function<void(std::string_view)>& write);
+bool generate(const RunConfig& config, engine::Session& session, const std::function<void(std::string_view)>& write,
+              const std::atomic<bool>& stop);
 
 }  // namespace lockstep::launcher

@@ -24,7 +24,8 @@ std::string imbalance_table(const parallel::ModelDims& dims) {
 
 std::string kv_line(const engine::ModelSpec& spec) {
   const std::size_t elements = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim;
-  return fmt::format("KV cache: {} bytes a token in 16 bits, {} in 32 bits (all ranks together, each KV head once)\n", 2 * elements, 4 * elements);
+  return fmt::format("KV cache: {} bytes a token in 16 bits, {} in 32 bits (all ranks together, each KV head once)\n", 2 * elements,
+                     4 * elements);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 
 namespace lockstep::launcher {
 
-/// What the engine is to do, of what the user asked for. `local_ranks`: ranks that share this machine's memory; without --kv-cache-memory each takes its part of
-/// a quarter of what is free, at most 4 GiB.
+/// What the engine is to do, of what the user asked for. `local_ranks`: ranks that share this machine's memory; without --kv-cache-memory
+/// each takes its part of a quarter of what is free, at most 4 GiB.
 /// @throws UsageError that names the flag.
 engine::SessionOptions session_options(const RunConfig& config, std::size_t local_ranks);
 
