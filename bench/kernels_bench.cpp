@@ -55,11 +55,12 @@ void products(benchmark::State& state, DType dtype, Isa isa, std::size_t threads
     while (leaf % (std::size_t{2} << merges) == 0) ++merges;
     spec.leaves.push_back({static_cast<std::uint32_t>(columns / 32 * leaf / num_leaves * 32), merges, leaf == num_leaves});
   }
+  std::vector<std::byte> stored(64 * row_bytes(dtype, columns));
+  fill(stored, dtype, 1);
   std::vector<std::unique_ptr<Weight>> weights;
   for (std::size_t i = 0; i < count; ++i) {
-    weights.push_back(device->load_weight(spec, [&](std::size_t first, std::size_t, std::span<std::byte> to) {
-      fill(to, dtype, static_cast<std::uint32_t>(first + i + 1));
-    }));
+    weights.push_back(device->load_weight(
+        spec, [&](std::size_t, std::size_t, std::span<std::byte> to) { std::memcpy(to.data(), stored.data(), to.size()); }));
   }
   const bool blocks = info(dtype).block_quantised();
   const Owned floats = make_matrix(*device, Activation::kFloat32, tokens, columns);

@@ -198,7 +198,7 @@ class CpuDevice final : public Device {
       args.floats = floats_of(in, num_rows);
     }
     if (num_rows == 0 || args.rows == 0) return;
-    reserve_scratch(kernels_.linear_scratch_bytes(args.dtype, args.columns, num_rows));
+    reserve_scratch(kernels_.linear_scratch_bytes(args.dtype, num_rows));
     const auto share = [&](std::size_t thread, std::size_t scratch) {
       kernels_.linear(args, w.shape().share_begin(thread), w.shape().share_begin(thread + 1), scratch_[scratch].data());
     };

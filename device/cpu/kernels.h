@@ -77,7 +77,7 @@ struct Kernels {
 
   /// Panels [first, end) of the product; the panels of one call are packed together. `scratch` holds linear_scratch_bytes.
   void (*linear)(const LinearArgs& args, std::size_t first, std::size_t end, std::byte* scratch);
-  std::size_t (*linear_scratch_bytes)(DType dtype, std::size_t columns, std::size_t num_tokens);
+  std::size_t (*linear_scratch_bytes)(DType dtype, std::size_t num_tokens);
 
   void (*rms_norm)(const float* x, std::size_t columns, const float* weight, float eps, float* out);
   void (*quantise)(const float* x, std::size_t blocks, std::int8_t* quants, float* scales, float* scaled_sums, std::int32_t* sums);

@@ -28,8 +28,6 @@ struct TilePlace {
   const std::byte* weights;
   std::size_t row_stride;
   std::size_t panel_bytes;
-  const std::int16_t* expanded;  // int16 copies of the panel and of the activations, where a batch works on those
-  const std::int16_t* expanded_x;
   std::size_t row;    // of the output
   std::size_t token;  // first one
 };
@@ -143,13 +141,18 @@ LOCKSTEP_INLINE void q4_body(const LinearArgs& args, const TilePlace& at, std::s
   }
 }
 
-template <DType kType, int P, int T>
-LOCKSTEP_INLINE void tile_body(const LinearArgs& args, const TilePlace& at, std::size_t from, std::size_t to, Floats (&sums)[P][T]) {
+template <int P, int T>
+LOCKSTEP_INLINE void clear(Floats (&sums)[P][T]) {
   LOCKSTEP_UNROLL
   for (int p = 0; p < P; ++p) {
     LOCKSTEP_UNROLL
     for (int t = 0; t < T; ++t) sums[p][t] = zero();
   }
+}
+
+template <DType kType, int P, int T>
+LOCKSTEP_INLINE void tile_body(const LinearArgs& args, const TilePlace& at, std::size_t from, std::size_t to, Floats (&sums)[P][T]) {
+  clear<P, T>(sums);
   if constexpr (is_float(kType)) {
     float_body<kType, P, T>(args, at, from, to, sums);
   } else if constexpr (kType == DType::kQ8_0) {
@@ -214,62 +217,137 @@ LOCKSTEP_NOINLINE void tile(const LinearArgs& args, const TilePlace& at) {
   }
 }
 
-/// P panels for the tokens [from, to), in tiles of at most T tokens.
+/// A batch of tokens walks over a wide panel in steps of some columns, so that the weights are read in order and then stay in the nearest cache until every token
+/// has seen them. Between the steps the sums wait in memory.
+struct Step {
+  std::size_t from, to;     // columns
+  bool begins_leaf, ends_leaf;
+  std::uint32_t merges;     // when the leaf ends
+  bool ends_root;
+  std::size_t depth, root;  // sums that are open below; the next root
+  std::size_t token, row;   // the first ones of the token block and of the wide panel
+  float* sums;              // [depth][kTokenBlock][16 * kWidePanel]
+};
+
 template <DType kType, int P, int T>
-LOCKSTEP_INLINE void tiles_over_tokens(const LinearArgs& args, TilePlace at, std::size_t from, std::size_t to) {
-  at.token = from;
-  for (; at.token + T <= to; at.token += T) tile<kType, P, T>(args, at);
-  if constexpr (T > 6) {
-    for (; at.token + 6 <= to; at.token += 6) tile<kType, P, 6>(args, at);
+LOCKSTEP_NOINLINE void step_tile(const LinearArgs& args, const TilePlace& at, const Step& step) {
+  constexpr std::size_t kRow = 16 * kWidePanel, kLevel = kTokenBlock * kRow;
+  float* own = step.sums + step.depth * kLevel + (at.token - step.token) * kRow + (at.row - step.row);
+  Floats sums[P][T];
+  if (step.begins_leaf) {
+    clear<P, T>(sums);
+  } else {
+    LOCKSTEP_UNROLL
+    for (int p = 0; p < P; ++p) {
+      LOCKSTEP_UNROLL
+      for (int t = 0; t < T; ++t) sums[p][t] = load(own + t * kRow + p * 16);
+    }
   }
-  if constexpr (T > 4) {
-    for (; at.token + 4 <= to; at.token += 4) tile<kType, P, 4>(args, at);
+  float_body<kType, P, T>(args, at, step.from, step.to, sums);
+  for (std::uint32_t merge = 0; step.ends_leaf && merge < step.merges; ++merge) {
+    own -= kLevel;
+    LOCKSTEP_UNROLL
+    for (int p = 0; p < P; ++p) {
+      LOCKSTEP_UNROLL
+      for (int t = 0; t < T; ++t) sums[p][t] = add(load(own + t * kRow + p * 16), sums[p][t]);
+    }
   }
-  if constexpr (T > 3) {
-    for (; at.token + 3 <= to; at.token += 3) tile<kType, P, 3>(args, at);
+  if (step.ends_leaf && step.ends_root) return store_tile<P, T>(args, at, step.root, sums);
+  LOCKSTEP_UNROLL
+  for (int p = 0; p < P; ++p) {
+    LOCKSTEP_UNROLL
+    for (int t = 0; t < T; ++t) store(own + t * kRow + p * 16, sums[p][t]);
   }
-  if constexpr (T > 2) {
-    for (; at.token + 2 <= to; at.token += 2) tile<kType, P, 2>(args, at);
-  }
-  for (; at.token < to; ++at.token) tile<kType, P, 1>(args, at);
 }
 
-/// A wide panel of `width` panels interleaved: as many of them in a tile as the registers hold.
+template <DType kType, int P, int T>
+LOCKSTEP_INLINE void any_tile(const LinearArgs& args, const TilePlace& at, const Step* step) {
+  if constexpr (is_float(kType)) {
+    step_tile<kType, P, T>(args, at, *step);
+  } else {
+    tile<kType, P, T>(args, at);
+  }
+}
+
+/// P panels for the tokens [from, to), in tiles of at most T tokens.
+template <DType kType, int P, int T>
+LOCKSTEP_INLINE void tiles_over_tokens(const LinearArgs& args, TilePlace at, std::size_t from, std::size_t to, const Step* step) {
+  at.token = from;
+  for (; at.token + T <= to; at.token += T) any_tile<kType, P, T>(args, at, step);
+  if constexpr (T > 6) {
+    for (; at.token + 6 <= to; at.token += 6) any_tile<kType, P, 6>(args, at, step);
+  }
+  if constexpr (T > 4) {
+    for (; at.token + 4 <= to; at.token += 4) any_tile<kType, P, 4>(args, at, step);
+  }
+  if constexpr (T > 3) {
+    for (; at.token + 3 <= to; at.token += 3) any_tile<kType, P, 3>(args, at, step);
+  }
+  if constexpr (T > 2) {
+    for (; at.token + 2 <= to; at.token += 2) any_tile<kType, P, 2>(args, at, step);
+  }
+  for (; at.token < to; ++at.token) any_tile<kType, P, 1>(args, at, step);
+}
+
+/// One token and a wide panel of `width`: one stream, as many sums as hide the latency of the fused multiply-add.
 template <DType kType>
-LOCKSTEP_INLINE void float_panel(const LinearArgs& args, TilePlace at, int width, std::size_t from, std::size_t to) {
-  constexpr int kTogether = kAccumulators >= 16 ? 4 : kAccumulators >= 8 ? 2 : 1;
+LOCKSTEP_INLINE void float_panel_of_one(const LinearArgs& args, const TilePlace& at, std::size_t width) {
+  if (width == 4) tile<kType, 4, 1>(args, at);
+  if (width == 3) tile<kType, 3, 1>(args, at);
+  if (width == 2) tile<kType, 2, 1>(args, at);
+  if (width == 1) tile<kType, 1, 1>(args, at);
+}
+
+template <DType kType>
+LOCKSTEP_INLINE void float_step(const LinearArgs& args, TilePlace at, std::size_t width, std::size_t to, const Step& step) {
+  constexpr int kTogether = kAccumulators >= 16 ? 4 : 1;
   constexpr int kTokens = kAccumulators / kTogether;
   constexpr std::size_t kElement = kType == DType::kF32 ? 4 : 2;
-  if (args.num_tokens == 1) {  // one stream, as many sums as hide the latency of the fused multiply-add
-    at.token = 0;
-    if (width == 4) tile<kType, 4, 1>(args, at);
-    if (width == 3) tile<kType, 3, 1>(args, at);
-    if (width == 2) tile<kType, 2, 1>(args, at);
-    if (width == 1) tile<kType, 1, 1>(args, at);
-    return;
-  }
-  int panel = 0;
+  std::size_t panel = 0;
   for (; panel + kTogether <= width; panel += kTogether) {
-    tiles_over_tokens<kType, kTogether, kTokens>(args, at, from, to);
+    tiles_over_tokens<kType, kTogether, kTokens>(args, at, step.token, to, &step);
     at.weights += 16 * kElement * kTogether;
     at.row += 16 * kTogether;
   }
-  for (; panel < width; ++panel) {
-    tiles_over_tokens<kType, 1, (kTokens > 6 ? 6 : kTokens)>(args, at, from, to);
-    at.weights += 16 * kElement;
-    at.row += 16;
+  if constexpr (kTogether > 1) {
+    for (; panel < width; ++panel) {
+      tiles_over_tokens<kType, 1, 6>(args, at, step.token, to, &step);
+      at.weights += 16 * kElement;
+      at.row += 16;
+    }
   }
 }
 
 template <DType kType>
-LOCKSTEP_INLINE void float_linear(const LinearArgs& args, std::size_t first, std::size_t end) {
+LOCKSTEP_INLINE void float_panel(const LinearArgs& args, const TilePlace& at, std::size_t width, std::size_t from, std::size_t to, float* sums) {
+  constexpr std::size_t kColumns = 128;  // of a step: 32 KiB of fp32 weights
+  std::size_t begin = 0, depth = 0, root = 0;
+  for (std::size_t i = 0; i < args.num_leaves; ++i) {
+    const Leaf& leaf = args.leaves[i];
+    for (std::size_t k = begin; k < leaf.end; k += kColumns) {
+      const std::size_t end = k + kColumns < leaf.end ? k + kColumns : leaf.end;
+      const Step step{k, end, k == begin, end == leaf.end, leaf.merges, leaf.ends_root, depth, root, from, at.row, sums};
+      float_step<kType>(args, at, width, to, step);
+    }
+    begin = leaf.end;
+    depth = leaf.ends_root ? 0 : depth + 1 - leaf.merges;
+    root += leaf.ends_root ? 1 : 0;
+  }
+}
+
+template <DType kType>
+LOCKSTEP_INLINE void float_linear(const LinearArgs& args, std::size_t first, std::size_t end, float* sums) {
   constexpr std::size_t kElement = kType == DType::kF32 ? 4 : 2;
   for (std::size_t from = 0; from < args.num_tokens; from += kTokenBlock) {
     const std::size_t to = from + kTokenBlock < args.num_tokens ? from + kTokenBlock : args.num_tokens;
     for (std::size_t panel = first; panel < end; panel += kWidePanel) {
       const std::size_t width = end - panel < kWidePanel ? end - panel : kWidePanel;
-      const TilePlace at{args.weights + panel * 16 * args.columns * kElement, 16 * width, 0, nullptr, nullptr, panel * 16, from};
-      float_panel<kType>(args, at, static_cast<int>(width), from, to);
+      const TilePlace at{args.weights + panel * 16 * args.columns * kElement, 16 * width, 0, panel * 16, from};
+      if (args.num_tokens == 1) {
+        float_panel_of_one<kType>(args, at, width);
+      } else {
+        float_panel<kType>(args, at, width, from, to, sums);
+      }
     }
   }
 }
@@ -283,31 +361,34 @@ LOCKSTEP_INLINE void block_linear(const LinearArgs& args, std::size_t first, std
   for (std::size_t from = 0; from < args.num_tokens; from += kTokenBlock) {
     const std::size_t to = from + kTokenBlock < args.num_tokens ? from + kTokenBlock : args.num_tokens;
     std::size_t panel = first;
-    TilePlace at{args.weights + panel * panel_bytes, 16, panel_bytes, nullptr, nullptr, panel * 16, from};
+    TilePlace at{args.weights + panel * panel_bytes, 16, panel_bytes, panel * 16, from};
     if (args.num_tokens > 8) {
       for (; panel + kTogether <= end; panel += kTogether) {
-        tiles_over_tokens<kType, kTogether, kTokens>(args, at, from, to);
+        tiles_over_tokens<kType, kTogether, kTokens>(args, at, from, to, nullptr);
         at.weights += kTogether * panel_bytes;
         at.row += 16 * kTogether;
       }
     }
     for (; panel < end; ++panel) {
-      tiles_over_tokens<kType, 1, kFew>(args, at, from, to);
+      tiles_over_tokens<kType, 1, kFew>(args, at, from, to, nullptr);
       at.weights += panel_bytes;
       at.row += 16;
     }
   }
 }
 
-void linear(const LinearArgs& args, std::size_t first, std::size_t end, std::byte*) {
+void linear(const LinearArgs& args, std::size_t first, std::size_t end, std::byte* scratch) {
+  float* sums = reinterpret_cast<float*>(scratch);
   switch (args.dtype) {
-    case DType::kF32: return float_linear<DType::kF32>(args, first, end);
-    case DType::kF16: return float_linear<DType::kF16>(args, first, end);
-    case DType::kBF16: return float_linear<DType::kBF16>(args, first, end);
+    case DType::kF32: return float_linear<DType::kF32>(args, first, end, sums);
+    case DType::kF16: return float_linear<DType::kF16>(args, first, end, sums);
+    case DType::kBF16: return float_linear<DType::kBF16>(args, first, end, sums);
     case DType::kQ8_0: return block_linear<DType::kQ8_0>(args, first, end);
     case DType::kQ4_0: return block_linear<DType::kQ4_0>(args, first, end);
     case DType::kQ4_1: return block_linear<DType::kQ4_1>(args, first, end);
   }
 }
 
-std::size_t linear_scratch_bytes(DType, std::size_t, std::size_t) { return 0; }
+std::size_t linear_scratch_bytes(DType dtype, std::size_t num_tokens) {
+  return is_float(dtype) && num_tokens > 1 ? (kMaxOpenSums + 1) * kTokenBlock * 16 * kWidePanel * sizeof(float) : 0;
+}

@@ -7,7 +7,6 @@ struct Ints {
 };
 
 constexpr bool kQ8Offset = false;
-constexpr bool kExpandsQ8 = true;
 constexpr int kAccumulators = 6;
 
 LOCKSTEP_INLINE Floats splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -125,14 +124,4 @@ LOCKSTEP_INLINE Ints q4_dot(Ints accumulator, Ints w, Ints x) {
 LOCKSTEP_INLINE Ints q4_end(Ints accumulator, std::int32_t start) {
   const __m256i one = _mm256_set1_epi16(1);
   return add(splat_int(start), Ints{_mm256_madd_epi16(accumulator.a, one), _mm256_madd_epi16(accumulator.b, one)});
-}
-// Pairs of int16, for panels expanded once for a batch.
-LOCKSTEP_INLINE Ints pair_dot(Ints accumulator, Ints w, Ints x) {
-  return {_mm256_add_epi32(accumulator.a, _mm256_madd_epi16(w.a, x.a)), _mm256_add_epi32(accumulator.b, _mm256_madd_epi16(w.b, x.b))};
-}
-LOCKSTEP_INLINE void widen_32_bytes(const std::byte* from, std::int16_t* to) {
-  const __m128i* p = reinterpret_cast<const __m128i*>(from);
-  __m256i* q = reinterpret_cast<__m256i*>(to);
-  _mm256_storeu_si256(q, _mm256_cvtepi8_epi16(_mm_loadu_si128(p)));
-  _mm256_storeu_si256(q + 1, _mm256_cvtepi8_epi16(_mm_loadu_si128(p + 1)));
 }

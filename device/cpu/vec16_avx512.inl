@@ -6,7 +6,6 @@ struct Ints {
   __m512i a;
 };
 
-constexpr bool kExpandsQ8 = false;
 constexpr int kAccumulators = 16;
 
 LOCKSTEP_INLINE __mmask16 below(int n) { return static_cast<__mmask16>(n >= 16 ? 0xFFFF : n <= 0 ? 0 : (1 << n) - 1); }

@@ -11,7 +11,6 @@ struct Ints {
 };
 
 constexpr bool kQ8Offset = false;
-constexpr bool kExpandsQ8 = false;  // a batch expands a Q8_0 panel to int16 first
 constexpr int kAccumulators = 4;    // vectors of 16 that a tile may hold
 
 LOCKSTEP_INLINE std::uint32_t lane_bits(float x) { return __builtin_bit_cast(std::uint32_t, x); }

@@ -73,7 +73,7 @@ Integer Bound::integer(std::size_t parameter, Integer otherwise) const {
   if (!has(parameter)) return otherwise;
   require_defined(at(parameter));
   const auto integer = at(parameter).as_integer();
-  if (!integer) raise("TypeError", where() + ": '" + type_name(at(parameter)) + "' object cannot be interpreted as an integer");
+  if (!integer) raise("TypeError", "'" + type_name(at(parameter)) + "' object cannot be interpreted as an integer");
   return *integer;
 }
 

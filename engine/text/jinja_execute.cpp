@@ -210,6 +210,8 @@ Value Interpreter::call_macro(const Macro& macro, Arguments& arguments) {
       caller = std::move(value);
     } else if (definition.uses_kwargs) {
       others.emplace_back(make_string(heap_, key), std::move(value));
+    } else if (key == "caller") {
+      raise("TypeError", "macro " + name + " was invoked with two values for the special caller argument. This is most likely a bug.");
     } else {
       raise("TypeError", "macro " + name + " takes no keyword argument " + string_repr(key));
     }

@@ -97,7 +97,6 @@ Value to_float(Interpreter&, const Value& subject, Bound& arguments) {
 }
 
 Value absolute(Interpreter&, const Value& subject, Bound&) {
-  require_defined(subject);
   if (const auto integer = subject.as_integer()) return Value(*integer < 0 ? -*integer : *integer);
   if (subject.floating()) return Value(std::abs(*subject.floating()));
   raise("TypeError", "bad operand type for abs(): '" + type_name(subject) + "'");
@@ -118,7 +117,6 @@ double round_half_even(double number, int precision) {
 }
 
 Value round_number(Interpreter&, const Value& subject, Bound& arguments) {
-  require_defined(subject);
   const int precision = static_cast<int>(std::clamp<Integer>(arguments.integer(0, 0), -400, 400));
   const std::string_view method = arguments.string(1, "common");
   const auto number = subject.as_number();

@@ -75,7 +75,8 @@ std::vector<Dict::Item> items_from(Interpreter& in, const Arguments& arguments, 
       heap.step(source.dict()->items.size());
       items = source.dict()->items;
     } else {
-      for (const Value& pair : in.iterate(source)->items) {
+      const SequenceRef pairs = in.iterate(source);
+      for (const Value& pair : pairs->items) {
         const SequenceRef sides = in.iterate(pair);
         if (sides->items.size() != 2) raise("ValueError", std::string(function) + ": every element must be a pair of key and value");
         items.emplace_back(sides->items[0], sides->items[1]);

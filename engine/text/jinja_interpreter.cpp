@@ -183,10 +183,10 @@ Value Interpreter::lookup(std::string_view name) {
 SequenceRef Interpreter::iterate(const Value& value) {
   if (const SequenceRef* sequence = value.sequence_ref()) {
     if ((*sequence)->kind != Sequence::Kind::Generator) return *sequence;
-    if (!std::exchange((*sequence)->consumed, true) && (*sequence)->next == 0) return *sequence;
-    return as_sequence(
-        heap_, {(*sequence)->items.begin() + static_cast<std::ptrdiff_t>(std::exchange((*sequence)->next, (*sequence)->items.size())),
-                (*sequence)->items.end()});
+    const Sequence& generator = **sequence;
+    const std::size_t from = std::exchange(generator.next, generator.items.size());
+    if (from == 0) return *sequence;
+    return as_sequence(heap_, {generator.items.begin() + static_cast<std::ptrdiff_t>(from), generator.items.end()});
   }
   std::vector<Value> items;
   if (const Dict* dict = value.dict()) {

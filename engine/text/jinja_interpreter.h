@@ -110,7 +110,7 @@ class Interpreter {
   // What filters, methods and objects need:
   Heap& heap() { return heap_; }
   std::int64_t now() const { return now_unix_; }
-  /// The items of a value, as a loop sees them. @throws TypeError.
+  /// The items of a value, as a loop sees them. Keep the reference while walking over them: nothing else may hold it. @throws TypeError.
   SequenceRef iterate(const Value& value);
   Value attribute(const Value& subject, std::string_view name);  // subject.name
   Value item(const Value& subject, const Value& key);            // subject[key]

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -96,5 +98,13 @@ class ExpressionParser {
   std::size_t position_ = 0;
   int nesting_ = 0;
 };
+
+template <class Node>
+ExpressionPtr ExpressionParser::make(int line, Node node, std::initializer_list<const Expression*> children) {
+  int height = 0;
+  for (const Expression* child : children) height = std::max(height, child ? child->height : 0);
+  if (height >= kMaxHeight) fail("an expression is nested or chained over " + std::to_string(kMaxHeight) + " deep", line);
+  return std::make_unique<Expression>(Expression{line, height + 1, std::move(node)});
+}
 
 }  // namespace lockstep::text::jinja

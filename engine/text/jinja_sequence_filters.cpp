@@ -21,7 +21,6 @@ Value count(Interpreter&, const Value& subject, Bound&) {
 
 Value first(Interpreter& in, const Value& subject, Bound&) {
   if (const Sequence* generator = subject.sequence(); generator && generator->kind == kGenerator) {
-    generator->consumed = true;
     if (generator->next < generator->items.size()) return generator->items[generator->next++];
     return make_undefined(in.heap(), "No first item, sequence was empty.");
   }
@@ -95,7 +94,8 @@ std::vector<Value> items_of(Keyed keyed) {
 Value sort(Interpreter& in, const Value& subject, Bound& arguments) {
   const Value* path = arguments.given(2) ? &arguments.at(2) : nullptr;
   Keyed keyed;
-  for (const Value& item : in.iterate(subject)->items) keyed.emplace_back(multi_key(in, item, path, arguments.flag(1, false)), item);
+  const SequenceRef source = in.iterate(subject);
+  for (const Value& item : source->items) keyed.emplace_back(multi_key(in, item, path, arguments.flag(1, false)), item);
   sort_by_key(in, keyed, arguments.flag(0, false));
   return make_sequence(in.heap(), items_of(std::move(keyed)));
 }
@@ -118,7 +118,8 @@ Value unique(Interpreter& in, const Value& subject, Bound& arguments) {
   const Value* path = arguments.given(1) ? &arguments.at(1) : nullptr;
   std::unordered_multimap<std::size_t, Value> seen;
   std::vector<Value> items;
-  for (const Value& item : in.iterate(subject)->items) {
+  const SequenceRef source = in.iterate(subject);
+  for (const Value& item : source->items) {
     Value key = sort_key(in, item, path, arguments.flag(0, false));
     const std::size_t hashed = hash(in.heap(), key);
     const auto [begin, end] = seen.equal_range(hashed);
@@ -152,7 +153,8 @@ Value maximum(Interpreter& in, const Value& subject, Bound& arguments) { return 
 Value sum(Interpreter& in, const Value& subject, Bound& arguments) {
   Value total = arguments.has(1) ? arguments.at(1) : Value(Integer{0});
   if (total.string()) raise("TypeError", "sum() can't sum strings [use ''.join(seq) instead]");
-  for (const Value& item : in.iterate(subject)->items) {
+  const SequenceRef source = in.iterate(subject);
+  for (const Value& item : source->items) {
     in.heap().step();
     total = arithmetic(in, BinaryOperator::Add, total, arguments.given(0) ? attribute_path(in, item, arguments.at(0)) : item);
   }
@@ -163,7 +165,8 @@ Value batch(Interpreter& in, const Value& subject, Bound& arguments) {
   const Integer size = arguments.integer(0, 1);
   std::vector<Value> rows, row;
   const auto finish = [&] { rows.push_back(make_sequence(in.heap(), std::exchange(row, {}))); };
-  for (const Value& item : in.iterate(subject)->items) {
+  const SequenceRef source = in.iterate(subject);
+  for (const Value& item : source->items) {
     if (static_cast<Integer>(row.size()) == size) finish();
     row.push_back(item);
   }
@@ -215,7 +218,8 @@ Value group_by(Interpreter& in, const Value& subject, Bound& arguments) {
     return sort_key(in, key, nullptr, case_sensitive);
   };
   Keyed keyed;
-  for (const Value& item : in.iterate(subject)->items) keyed.emplace_back(group_key(item), item);
+  const SequenceRef source = in.iterate(subject);
+  for (const Value& item : source->items) keyed.emplace_back(group_key(item), item);
   sort_by_key(in, keyed, false);
   std::vector<Value> groups;
   for (std::size_t begin = 0, end = 0; begin < keyed.size(); begin = end) {
@@ -252,16 +256,18 @@ Value map(Interpreter& in, const Value& subject, Bound& arguments) {
   std::vector<Value> results;
   if (all.positional.empty()) {
     const Value *path = nullptr, *otherwise = nullptr;
+    const std::string* unexpected = nullptr;
     for (const auto& [name, value] : all.keyword) {
       if (name == "attribute") {
         path = &value;
       } else if (name == "default") {
         otherwise = &value;
       } else {
-        raise("FilterArgumentError", "Unexpected keyword argument " + string_repr(name));
+        unexpected = &name;
       }
     }
     if (!path) raise("FilterArgumentError", "map requires a filter argument");
+    if (unexpected) raise("FilterArgumentError", "Unexpected keyword argument " + string_repr(*unexpected));
     for (const Value& item : source->items)
       results.push_back(attribute_path(in, item, *path, otherwise && !otherwise->is_none() ? otherwise : nullptr));
   } else {
@@ -288,7 +294,8 @@ Value choose(Interpreter& in, const Value& subject, Bound& arguments, bool by_at
     if (!test) raise("TemplateRuntimeError", "No test named " + string_repr(name) + ".");
   }
   std::vector<Value> chosen;
-  for (const Value& item : in.iterate(subject)->items) {
+  const SequenceRef source = in.iterate(subject);
+  for (const Value& item : source->items) {
     const Value value = by_attribute ? attribute_path(in, item, all.positional[0]) : item;
     bool passes = truthy(value);
     if (test) {

@@ -48,7 +48,7 @@ std::vector<std::string_view> split_blanks(std::string_view text, std::size_t li
       if (is_space(next_code_point(text, next))) break;
       end = next;
     }
-    if (parts.size() == limit) end = strip_right(text).size();
+    if (parts.size() == limit) end = text.size();
     parts.push_back(text.substr(0, end));
     text.remove_prefix(parts.size() > limit ? text.size() : end);
   }
@@ -65,7 +65,7 @@ std::vector<std::string_view> split_blanks_right(std::string_view text, std::siz
       if (is_space(next_code_point(text, position))) break;
       begin = previous;
     }
-    if (parts.size() == limit) begin = text.size() - strip_left(text).size();
+    if (parts.size() == limit) begin = 0;
     parts.push_back(text.substr(begin));
     text = text.substr(0, parts.size() > limit ? 0 : begin);
   }
@@ -148,7 +148,8 @@ Value affix(Interpreter& in, const Value& subject, Bound& arguments) {
   const auto matches = [&](const Value& candidate) {
     require_defined(candidate);
     if (!candidate.string()) {
-      raise("TypeError", arguments.where() + ": a str or a tuple of str is needed, not " + type_name(candidate));
+      raise("TypeError",
+            std::string(at_end ? "endswith" : "startswith") + " first arg must be str or a tuple of str, not " + type_name(candidate));
     }
     const std::string& wanted = candidate.string()->text;
     return part && (at_end ? part->first.ends_with(wanted) : part->first.starts_with(wanted));
@@ -322,6 +323,16 @@ Value all_cased(Interpreter&, const Value& subject, Bound&) {
   return Value(any);
 }
 
+Value is_identifier(Interpreter&, const Value& subject, Bound&) {
+  const std::string_view text = self(subject).text;
+  for (std::size_t position = 0; position < text.size();) {
+    const bool first = position == 0;
+    const char32_t code_point = next_code_point(text, position);
+    if (code_point != '_' && !is_alphabetic(code_point) && (first || !is_digit(code_point))) return Value(false);
+  }
+  return Value(!text.empty());
+}
+
 Value is_title(Interpreter&, const Value& subject, Bound&) {
   const std::string_view text = self(subject).text;
   bool any = false, in_word = false;
@@ -376,7 +387,8 @@ constexpr Method kMethods[] = {{"upper", changed<upper>},
                                {"isprintable", all_of<is_printable, true>},
                                {"isupper", all_cased<is_upper, is_lower>},
                                {"islower", all_cased<is_lower, is_upper>},
-                               {"istitle", is_title}};
+                               {"istitle", is_title},
+                               {"isidentifier", is_identifier}};
 
 }  // namespace
 

@@ -103,8 +103,7 @@ struct Sequence {
   std::vector<Value> items;
   std::size_t depth;
   Integer range_start = 0, range_stop = 0, range_step = 1;  // of a Range, for printing it
-  mutable bool consumed = false;                            // of a Generator
-  mutable std::size_t next = 0;                             // of a Generator
+  mutable std::size_t next = 0;                             // of a Generator: where it goes on
   Charge charge;
 };
 
