@@ -117,7 +117,8 @@ class CpuDevice final : public Device {
   void read_floats(const Matrix& from, std::size_t first, std::size_t count, std::span<float> to) override {
     require(to.size() >= count * from.columns, "read_floats: no room for the rows");
     if (from.type == Activation::kFloat32) {
-      if (count > 0) std::memcpy(to.data(), floats_of(from, first + count) + first * from.columns, count * from.columns * sizeof(float));
+      if (count * from.columns > 0)
+        std::memcpy(to.data(), floats_of(from, first + count) + first * from.columns, count * from.columns * sizeof(float));
       return;
     }
     const Int8View view = int8_of(from, first + count);
@@ -154,7 +155,7 @@ class CpuDevice final : public Device {
     float* to = floats_of(out, rows.size());
     for (std::size_t t = 0; t < rows.size(); ++t) {
       const float* row = floats_of(from, std::size_t{rows[t]} + 1) + rows[t] * from.columns;
-      std::memcpy(to + t * out.columns, row, from.columns * sizeof(float));
+      if (from.columns > 0) std::memcpy(to + t * out.columns, row, from.columns * sizeof(float));
     }
   }
 

@@ -1,4 +1,6 @@
 // The vector type of the kernels, 16 lanes of fp32 or int32, in plain C++. It defines what the other levels must give, bit for bit.
+#undef LOCKSTEP_INLINE
+#define LOCKSTEP_INLINE static inline  // forced, it takes the compiler minutes
 #undef LOCKSTEP_UNROLL
 #define LOCKSTEP_UNROLL  // 16 lanes are a loop already
 #define LOCKSTEP_LANES for (int i = 0; i < 16; ++i)

@@ -32,7 +32,7 @@ TEST_P(LinearOfType, GivesTheBitsOfTheDefinitionOnEveryInstructionSetThreadCount
       const StoredWeight w =
           make_weight(dtype, rows, columns, make_leaves(dtype, columns, leaves), static_cast<std::uint32_t>(rows + columns));
       for (const std::size_t tokens : {1, 2, 3, 5, 8, 13, 37}) {
-        if (columns == 1536 && tokens > 3 && tokens != 13) continue;
+        if (columns == 1536 && tokens != 1 && tokens != 3 && tokens != 13) continue;
         const std::vector<float> x = random_floats(tokens * columns, 7, 2.0f);
         const std::vector<float> bias = random_floats(rows, 8);
         const std::vector<float> expected = reference::linear(w, x, tokens, bias.data());

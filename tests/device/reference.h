@@ -137,51 +137,68 @@ inline Int8Row quantise(const float* x, std::size_t columns) {
   return row;
 }
 
-/// Columns [from, to) of one output, by the definition.
-inline float leaf_sum(const StoredWeight& w, std::size_t r, const float* x, const Int8Row& quantised, std::size_t from, std::size_t to) {
-  float sum = 0.0f;
-  if (!info(w.spec.dtype).block_quantised()) {
-    std::vector<float> row(w.spec.columns);
-    dequantise(w.spec.dtype, std::span(w.row(r), w.row_size()), row);
-    for (std::size_t k = from; k < to; ++k) sum = std::fma(x[k], row[k], sum);
-    return sum;
+/// One row of a weight with its numbers apart: values where it is of a float type, else scales, minima and integers (q - 8 for Q4_0).
+struct WeightRow {
+  std::vector<float> values, scales, minima;
+  std::vector<int> quants;
+};
+
+inline WeightRow weight_row(const StoredWeight& w, std::size_t r) {
+  WeightRow row;
+  const DType dtype = w.spec.dtype;
+  if (!info(dtype).block_quantised()) {
+    row.values.resize(w.spec.columns);
+    dequantise(dtype, std::span(w.row(r), w.row_size()), row.values);
+    return row;
   }
-  const std::size_t block_bytes = info(w.spec.dtype).block_bytes;
-  for (std::size_t block = from / 32; block < to / 32; ++block) {
-    const std::byte* stored = w.row(r) + block * block_bytes;
+  for (std::size_t block = 0; block < w.spec.columns / 32; ++block) {
+    const std::byte* stored = w.row(r) + block * info(dtype).block_bytes;
     std::uint16_t scale, minimum;
     std::memcpy(&scale, stored, 2);
     std::memcpy(&minimum, stored + 2, 2);
-    int dot = 0;
+    row.scales.push_back(half_to_float(scale));
+    row.minima.push_back(half_to_float(minimum));
     for (std::size_t i = 0; i < 32; ++i) {
-      int q;
-      if (w.spec.dtype == DType::kQ8_0) {
-        q = static_cast<std::int8_t>(stored[2 + i]);
+      const int byte = static_cast<int>(stored[dtype == DType::kQ8_0 ? 2 + i : (dtype == DType::kQ4_1 ? 4 : 2) + i % 16]);
+      if (dtype == DType::kQ8_0) {
+        row.quants.push_back(byte < 128 ? byte : byte - 256);
       } else {
-        const int byte = static_cast<int>(stored[(w.spec.dtype == DType::kQ4_1 ? 4 : 2) + i % 16]);
-        q = (i < 16 ? byte & 15 : byte >> 4) - (w.spec.dtype == DType::kQ4_0 ? 8 : 0);
+        row.quants.push_back((i < 16 ? byte & 15 : byte >> 4) - (dtype == DType::kQ4_0 ? 8 : 0));
       }
-      dot += q * quantised.quants[block * 32 + i];
     }
-    const float factor = half_to_float(scale) * quantised.scales[block];
-    sum = std::fma(static_cast<float>(dot), factor, sum);
-    if (w.spec.dtype == DType::kQ4_1) sum = std::fma(half_to_float(minimum), quantised.scaled_sums[block], sum);
+  }
+  return row;
+}
+
+/// Columns [from, to) of one output, by the definition.
+inline float leaf_sum(DType dtype, const WeightRow& w, const float* x, const Int8Row& quantised, std::size_t from, std::size_t to) {
+  float sum = 0.0f;
+  if (!info(dtype).block_quantised()) {
+    for (std::size_t k = from; k < to; ++k) sum = std::fma(x[k], w.values[k], sum);
+    return sum;
+  }
+  for (std::size_t block = from / 32; block < to / 32; ++block) {
+    int dot = 0;
+    for (std::size_t i = block * 32; i < block * 32 + 32; ++i) dot += w.quants[i] * quantised.quants[i];
+    sum = std::fma(static_cast<float>(dot), w.scales[block] * quantised.scales[block], sum);
+    if (dtype == DType::kQ4_1) sum = std::fma(w.minima[block], quantised.scaled_sums[block], sum);
   }
   return sum;
 }
 
 /// [roots, tokens, rows].
 inline std::vector<float> linear(const StoredWeight& w, const std::vector<float>& x, std::size_t tokens, const float* bias) {
-  const std::size_t roots = w.spec.num_roots();
-  std::vector<float> out(roots * tokens * w.spec.rows);
-  for (std::size_t t = 0; t < tokens; ++t) {
-    const float* row = x.data() + t * w.spec.columns;
-    const Int8Row quantised = info(w.spec.dtype).block_quantised() ? quantise(row, w.spec.columns) : Int8Row{};
-    for (std::size_t r = 0; r < w.spec.rows; ++r) {
+  std::vector<float> out(w.spec.num_roots() * tokens * w.spec.rows);
+  std::vector<Int8Row> quantised(tokens);
+  for (std::size_t t = 0; t < tokens && info(w.spec.dtype).block_quantised(); ++t)
+    quantised[t] = quantise(&x[t * w.spec.columns], w.spec.columns);
+  for (std::size_t r = 0; r < w.spec.rows; ++r) {
+    const WeightRow row = weight_row(w, r);
+    for (std::size_t t = 0; t < tokens; ++t) {
       std::vector<float> open;
       std::size_t begin = 0, root = 0;
       for (const Leaf& leaf : w.spec.leaves) {
-        open.push_back(leaf_sum(w, r, row, quantised, begin, leaf.end));
+        open.push_back(leaf_sum(w.spec.dtype, row, &x[t * w.spec.columns], quantised[t], begin, leaf.end));
         begin = leaf.end;
         for (std::uint32_t i = 0; i < leaf.merges; ++i) {
           const float above = open.back();
