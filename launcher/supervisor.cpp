@@ -213,7 +213,10 @@ class Supervisor {
         show_line(error_text_.substr(0, end));
         error_text_.erase(0, end + 1);
       }
-      if (error_text_.size() > kMaxErrorLine) show_line(std::exchange(error_text_, {}));
+      if (error_text_.size() > kMaxErrorLine) {
+        show_line(error_text_);
+        error_text_.clear();
+      }
       read_errors();
     });
   }
