@@ -3,6 +3,14 @@ add_library(lockstep_options INTERFACE)
 target_include_directories(lockstep_options INTERFACE ${CMAKE_SOURCE_DIR})
 target_compile_options(lockstep_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wno-missing-field-initializers -ffp-contract=off)
 
+# g++ 12 takes "text" + std::string for overlapping copies (its bug 105651).
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(lockstep_options INTERFACE -Wno-restrict)
+endif()
+
+# The kernels ask for -O3 themselves (device/CMakeLists.txt); elsewhere it costs minutes of build time and gains nothing.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+
 set(LOCKSTEP_SANITIZE "" CACHE STRING "Sanitizers to build with, as in -fsanitize=")
 if(LOCKSTEP_SANITIZE)
   target_compile_options(lockstep_options INTERFACE -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)

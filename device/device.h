@@ -151,8 +151,10 @@ class Device {
   /// x += delta (+ bias [columns], if there is one: (delta + bias) is added). Both kFloat32.
   virtual void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) = 0;
   /// Root r of the product goes to rows [r * num_rows, (r + 1) * num_rows) of `out`: with one root, out = in W^T (+ bias [rows of W]).
+  /// The product stands in columns [out_column, out_column + rows of W) of `out`: stacked products of several types share one matrix.
   /// `in` is kInt8Blocks where W is block-quantised, else kFloat32. out is kFloat32 and has room for num_roots x num_rows rows.
-  virtual void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out) = 0;
+  virtual void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
+                      std::size_t out_column = 0) = 0;
   /// Rotates the queries of `qkv` in place, and the keys on their way into the cache; values go there as they are.
   /// qkv kFloat32 [T, (num_heads + 2 * num_kv_heads) * head_dim]: queries, keys, values. A null table rotates nothing.
   virtual void rotate_and_append(const Matrix& qkv, const StepBatch& batch, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,

@@ -63,8 +63,8 @@ std::optional<DType> dtype_from_name(std::string_view name) {
 std::size_t row_bytes(DType dtype, std::size_t columns) {
   const DTypeInfo& type = info(dtype);
   if (columns % type.block_size != 0) {
-    throw std::invalid_argument("a row of " + std::to_string(columns) + " columns is not a whole number of " + std::string(type.name) + " blocks of " +
-                                std::to_string(type.block_size));
+    throw std::invalid_argument("a row of " + std::to_string(columns) + " columns is not a whole number of " + std::string(type.name) +
+                                " blocks of " + std::to_string(type.block_size));
   }
   return columns / type.block_size * type.block_bytes;
 }
@@ -76,7 +76,9 @@ float half_to_float(std::uint16_t half) {
   if (exponent == 0) {  // zero or subnormal: mantissa * 2^-24, exact
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(static_cast<float>(mantissa) * 0x1p-24f) | sign);
   }
-  return std::bit_cast<float>(sign | ((exponent == 31 ? 255u : exponent + 112u) << 23) | (mantissa << 13));
+  const std::uint32_t quiet =
+      exponent == 31 && mantissa != 0 ? 0x400000u : 0u;  // a NaN comes out quiet, as from the processor's own conversion
+  return std::bit_cast<float>(sign | ((exponent == 31 ? 255u : exponent + 112u) << 23) | (mantissa << 13) | quiet);
 }
 
 std::uint16_t float_to_half(float value) {
@@ -85,7 +87,7 @@ std::uint16_t float_to_half(float value) {
   const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return static_cast<std::uint16_t>(sign | 0x7E00u | ((magnitude >> 13) & 0x3FFu));
   if (magnitude >= 0x47800000u) return static_cast<std::uint16_t>(sign | 0x7C00u);  // 65536 and more
-  if (magnitude < 0x38800000u) {                                                   // below 2^-14: a subnormal, in units of 2^-24
+  if (magnitude < 0x38800000u) {                                                    // below 2^-14: a subnormal, in units of 2^-24
     const float units = std::bit_cast<float>(magnitude) * 0x1p24f;
     const float rounded = (units + 0x1p23f) - 0x1p23f;
     return static_cast<std::uint16_t>(sign | static_cast<std::uint32_t>(rounded));
@@ -114,7 +116,8 @@ void dequantise(DType dtype, std::span<const std::byte> stored, std::span<float>
     default: break;
   }
   const std::size_t block_bytes = info(dtype).block_bytes;
-  for (std::size_t block = 0; block * 32 < values.size(); ++block) dequantise_block(dtype, &stored[block * block_bytes], &values[block * 32]);
+  for (std::size_t block = 0; block * 32 < values.size(); ++block)
+    dequantise_block(dtype, &stored[block * block_bytes], &values[block * 32]);
 }
 
 }  // namespace lockstep::device

@@ -27,7 +27,7 @@ struct GgufVocabulary {
   std::int32_t eot_id = -1;
   std::int32_t pad_id = -1;
   std::int32_t unknown_id = -1;
-  int add_bos = -1;                 // 1, 0, or -1 where the file does not say
+  int add_bos = -1;  // 1, 0, or -1 where the file does not say
   int add_eos = -1;
 };
 
@@ -46,8 +46,14 @@ class Tokenizer {
   virtual bool is_special(TokenId id) const = 0;
   virtual TokenId bos_id() const = 0;  // -1: none
   virtual TokenId eos_id() const = 0;  // -1: none
-  /// The id of exactly this token, or -1.
+  /// The id of exactly this token as the vocabulary spells it (in a byte-level vocabulary "Ġthe" is the one with the space), or -1.
   virtual TokenId id_of(std::string_view token) const = 0;
+  /// How text is put together from the bytes of tokens, beyond joining them.
+  struct TextRules {
+    int leading_spaces_to_drop = 0;     // at most so many, in front of the whole text (SentencePiece-like vocabularies have 1)
+    bool replacement_per_byte = false;  // each malformed byte becomes a U+FFFD, not each longest prefix of a character
+  };
+  virtual TextRules text_rules() const { return {}; }
   /// What chat templates see as bos_token and eos_token; empty where there is none.
   std::string_view spelling(TokenId id) const { return id < 0 ? std::string_view() : bytes_of(id, true); }
 
@@ -55,15 +61,29 @@ class Tokenizer {
   std::string decode(std::span<const TokenId> ids, bool skip_special = false) const;
 };
 
+/// Byte-level BPE (model "gpt2"). BOS and EOS are added as add_bos and add_eos say; where the file does not say, llama-bpe adds BOS, and
+/// nothing else adds any. A merge whose result is no token is left out (llama.cpp wants at least one merge, so files without any have such
+/// a one).
 /// @throws std::runtime_error that names the file and what it does not support.
 std::unique_ptr<Tokenizer> tokenizer_from_gguf(GgufVocabulary vocabulary);
-/// Reads tokenizer.json (and tokenizer_config.json beside it, for bos/eos and add_bos_token) of a Hugging Face folder.
-std::unique_ptr<Tokenizer> tokenizer_from_folder(const std::filesystem::path& folder);
 
-/// Hands out text token by token and never half a character: bytes that may still become a character are held back, hopeless ones become U+FFFD at once.
+/// Reads the tokenizer.json of a Hugging Face folder, and beside it tokenizer_config.json and special_tokens_map.json, which may be absent.
+/// - Which special tokens `add_special` adds: those of a TemplateProcessing post-processor, where there is one that adds any;
+///   else bos_token and eos_token, as add_bos_token and add_eos_token of tokenizer_config.json say; else none.
+/// - Which tokens are BOS and EOS: bos_token and eos_token of tokenizer_config.json, else of special_tokens_map.json, else none.
+/// Supported are BPE models with the usual normalizers, pre-tokenizers and decoders; everything else is refused by name.
+/// @throws std::runtime_error that names the file and the place in it (a JSON pointer).
+std::unique_ptr<Tokenizer> tokenizer_from_folder(const std::filesystem::path& folder);
+/// The same from memory. `source_name` is the path of tokenizer.json, for messages; an empty text stands for a file that is absent.
+std::unique_ptr<Tokenizer> tokenizer_from_json(const std::string& source_name, std::string_view json_text,
+                                               std::string_view config_text = {}, std::string_view special_tokens_map_text = {});
+
+/// Hands out text token by token and never half a character: bytes that may still become a character are held back, hopeless ones become
+/// U+FFFD at once.
 class IncrementalDetokenizer {
  public:
-  explicit IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special = true) : tokenizer_(&tokenizer), skip_special_(skip_special) {}
+  /// `tokenizer` outlives this object.
+  explicit IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special = true);
   /// The text that is certain now.
   std::string append(TokenId id);
   /// What is still held back, as U+FFFD.
@@ -72,7 +92,9 @@ class IncrementalDetokenizer {
  private:
   const Tokenizer* tokenizer_;
   bool skip_special_;
-  std::string held_;
+  Tokenizer::TextRules rules_;
+  int leading_spaces_left_;
+  std::string held_;  // the start of a character
 };
 
 }  // namespace lockstep::text

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace lockstep::comm {
+
+/// Tells the core that this is a spin loop.
+inline void spin_pause() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Sleeps while `word` holds `expected`, at most `timeout`; may wake early. Works between processes that share the memory.
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds timeout) noexcept;
+void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept;
+
+}  // namespace lockstep::comm

@@ -1,0 +1,278 @@
+// Attention of up to kQueryBlock queries that share a KV head, span after span. Scores: lanes are keys. Values: lanes are dims. Every sum is a chain of its own,
+// so how many queries, groups of keys or dims go together changes no bit.
+// Bytes moved: the keys and values of the spans, once a block of queries. Operations: 4 * head_dim a query and key.
+
+constexpr std::size_t kGroups = kSpan / 16;  // groups of 16 keys of a span
+constexpr int kQueriesTogether = 4;
+
+LOCKSTEP_INLINE std::size_t round_up_16(std::size_t n) { return (n + 15) / 16 * 16; }
+
+/// The 16 keys, and the 16 values, of each group of the span that is being worked on.
+struct SpanPlace {
+  const std::byte* keys[kGroups];
+  const std::byte* values[kGroups];
+};
+
+struct KeyRange {
+  std::uint32_t from, to;  // within the span
+};
+
+LOCKSTEP_INLINE KeyRange keys_of(const QueryBlock& block, std::size_t query, std::size_t span) {
+  const std::uint32_t end = block.positions[query] + 1;
+  const std::uint32_t begin = block.window != 0 && end > block.window ? end - block.window : 0;
+  const std::uint32_t span_begin = static_cast<std::uint32_t>(span * kSpan), span_end = span_begin + kSpan;
+  const std::uint32_t from = begin > span_begin ? begin : span_begin, to = end < span_end ? end : span_end;
+  if (from >= to) return {0, 0};
+  return {from - span_begin, to - span_begin};
+}
+
+template <DType kType, int Q, int G>
+LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, const std::byte* const* keys, std::size_t head_dim, float* scores) {
+  Floats sums[Q][G];
+  LOCKSTEP_UNROLL
+  for (int q = 0; q < Q; ++q) {
+    LOCKSTEP_UNROLL
+    for (int g = 0; g < G; ++g) sums[q][g] = zero();
+  }
+  for (std::size_t d = 0; d < head_dim; ++d) {
+    Floats k[G];
+    LOCKSTEP_UNROLL
+    for (int g = 0; g < G; ++g) k[g] = load_weights<kType>(keys[g], d * 16);
+    LOCKSTEP_UNROLL
+    for (int q = 0; q < Q; ++q) {
+      const Floats x = splat(block.queries[query + static_cast<std::size_t>(q)][d]);
+      LOCKSTEP_UNROLL
+      for (int g = 0; g < G; ++g) sums[q][g] = fma(x, k[g], sums[q][g]);
+    }
+  }
+  const Floats scale = splat(block.scale);
+  LOCKSTEP_UNROLL
+  for (int q = 0; q < Q; ++q) {
+    LOCKSTEP_UNROLL
+    for (int g = 0; g < G; ++g) store(scores + q * kSpan + g * 16, mul(sums[q][g], scale));
+  }
+}
+
+/// Turns the scores of one query into p, and gives the maximum and the sum of p. Lanes outside `range` become 0.
+LOCKSTEP_INLINE void soften(KeyRange range, float* scores, float& maximum, float& sum) {
+  const std::size_t first = range.from / 16, end = (range.to + 15) / 16;
+  const Floats lowest = splat(-__builtin_inff());
+  Floats best = lowest;
+  for (std::size_t g = first; g < end; ++g) {
+    const int from = static_cast<int>(range.from) - static_cast<int>(16 * g), to = static_cast<int>(range.to) - static_cast<int>(16 * g);
+    best = max_of(best, select_lanes(load(scores + 16 * g), lowest, from, to));
+  }
+  float lanes[16];
+  store(lanes, best);
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+  }
+  maximum = lanes[0];
+  Floats total = zero();
+  for (std::size_t g = first; g < end; ++g) {
+    const int from = static_cast<int>(range.from) - static_cast<int>(16 * g), to = static_cast<int>(range.to) - static_cast<int>(16 * g);
+    const Floats p = select_lanes(exp_of(sub(load(scores + 16 * g), splat(maximum))), zero(), from, to);
+    store(scores + 16 * g, p);
+    total = add(total, p);
+  }
+  sum = sum_lanes(total);
+}
+
+/// Adds p * v of the keys [from, to) to dims [dim, dim + 16 * C) of Q queries. Reads up to 15 dims behind head_dim: of the next key, or of the pad of the cache.
+template <DType kType, int Q, int C>
+LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std::uint32_t to, std::size_t head_dim, std::size_t dim,
+                                const float* probabilities, float* sums, std::size_t stride) {
+  Floats o[Q][C];
+  LOCKSTEP_UNROLL
+  for (int q = 0; q < Q; ++q) {
+    LOCKSTEP_UNROLL
+    for (int c = 0; c < C; ++c) o[q][c] = load(sums + static_cast<std::size_t>(q) * stride + dim + 16 * static_cast<std::size_t>(c));
+  }
+  for (std::uint32_t key = from; key < to;) {
+    const std::byte* values = place.values[key / 16];
+    const std::uint32_t end = (key / 16 + 1) * 16 < to ? (key / 16 + 1) * 16 : to;
+    for (; key < end; ++key) {
+      Floats v[C];
+      LOCKSTEP_UNROLL
+      for (int c = 0; c < C; ++c) v[c] = load_weights<kType>(values, key % 16 * head_dim + dim + 16 * static_cast<std::size_t>(c));
+      LOCKSTEP_UNROLL
+      for (int q = 0; q < Q; ++q) {
+        const Floats p = splat(probabilities[static_cast<std::size_t>(q) * kSpan + key]);
+        LOCKSTEP_UNROLL
+        for (int c = 0; c < C; ++c) o[q][c] = fma(p, v[c], o[q][c]);
+      }
+    }
+  }
+  LOCKSTEP_UNROLL
+  for (int q = 0; q < Q; ++q) {
+    LOCKSTEP_UNROLL
+    for (int c = 0; c < C; ++c) store(sums + static_cast<std::size_t>(q) * stride + dim + 16 * static_cast<std::size_t>(c), o[q][c]);
+  }
+}
+
+template <DType kType, int Q>
+LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std::uint32_t to, std::size_t head_dim, const float* probabilities,
+                                float* sums, std::size_t stride) {
+  constexpr int kTogether = kAccumulators >= 16 ? 4 : Q == 1 ? 4 : Q == 2 ? 2 : 1;
+  if (from >= to) return;
+  std::size_t dim = 0;
+  for (; dim + 16 * kTogether <= round_up_16(head_dim); dim += 16 * kTogether) {
+    add_values<kType, Q, kTogether>(place, from, to, head_dim, dim, probabilities, sums, stride);
+  }
+  for (; dim < head_dim; dim += 16) add_values<kType, Q, 1>(place, from, to, head_dim, dim, probabilities, sums, stride);
+}
+
+/// Q queries over one span: leaves value sums, maximum, sum of p and the flag of each at `out` (`stride` floats apart).
+template <DType kType, int Q>
+LOCKSTEP_NOINLINE void attend_span(const QueryBlock& block, std::size_t query, const SpanPlace& place, const KeyRange* ranges, std::size_t head_dim,
+                                   float* scores, float* out, std::size_t stride) {
+  const std::size_t padded = round_up_16(head_dim);
+  std::uint32_t first = kSpan, end = 0, common_from = 0, common_to = kSpan;
+  for (int q = 0; q < Q; ++q) {
+    const KeyRange range = ranges[q];
+    first = range.from < range.to && range.from < first ? range.from : first;
+    end = range.to > end ? range.to : end;
+    common_from = range.from > common_from ? range.from : common_from;
+    common_to = range.to < common_to ? range.to : common_to;
+  }
+  std::size_t group = first / 16;
+  const std::size_t end_group = (end + 15) / 16;
+  if constexpr (kAccumulators >= 16) {
+    if (group == 0 && end_group == kGroups) {
+      score_groups<kType, Q, static_cast<int>(kGroups)>(block, query, place.keys, head_dim, scores);
+      group = kGroups;
+    }
+  }
+  for (; group < end_group; ++group) score_groups<kType, Q, 1>(block, query, place.keys + group, head_dim, scores + 16 * group);
+
+  for (int q = 0; q < Q; ++q) {
+    float* state = out + static_cast<std::size_t>(q) * stride;
+    for (std::size_t d = 0; d < padded; d += 16) store(state + d, zero());
+    const bool any = ranges[q].from < ranges[q].to;
+    state[padded + 2] = any ? 1.0f : 0.0f;
+    if (any) soften(ranges[q], scores + static_cast<std::size_t>(q) * kSpan, state[padded], state[padded + 1]);
+  }
+  // Keys that all Q queries see go together; those of some only, before and after, one query at a time.
+  if (common_from >= common_to) common_from = common_to = kSpan;
+  for (int q = 0; q < Q; ++q) {
+    const std::uint32_t to = ranges[q].to < common_from ? ranges[q].to : common_from;
+    add_values<kType, 1>(place, ranges[q].from, to, head_dim, scores + static_cast<std::size_t>(q) * kSpan,
+                         out + static_cast<std::size_t>(q) * stride, stride);
+  }
+  add_values<kType, Q>(place, common_from, common_to, head_dim, scores, out, stride);
+  for (int q = 0; q < Q; ++q) {
+    add_values<kType, 1>(place, common_to, ranges[q].to, head_dim, scores + static_cast<std::size_t>(q) * kSpan,
+                         out + static_cast<std::size_t>(q) * stride, stride);
+  }
+}
+
+/// The online-softmax rule. A state without keys changes nothing.
+void merge_state(float* into, const float* from, std::size_t head_dim) {
+  const std::size_t padded = round_up_16(head_dim);
+  if (from[padded + 2] == 0.0f) return;
+  if (into[padded + 2] == 0.0f) {
+    for (std::size_t d = 0; d < padded; d += 16) store(into + d, load(from + d));
+    for (std::size_t i = 0; i < 3; ++i) into[padded + i] = from[padded + i];
+    return;
+  }
+  const float larger = into[padded] > from[padded] ? into[padded] : from[padded];
+  float shifts[16] = {into[padded] - larger, from[padded] - larger};
+  store(shifts, exp_of(load(shifts)));
+  const Floats a = splat(shifts[0]), b = splat(shifts[1]);
+  for (std::size_t d = 0; d < padded; d += 16) store(into + d, fma(load(from + d), b, mul(load(into + d), a)));
+  into[padded + 1] = __builtin_fmaf(from[padded + 1], shifts[1], into[padded + 1] * shifts[0]);
+  into[padded] = larger;
+}
+
+void finish_state(const float* state, std::size_t head_dim, float* out) {
+  const Floats sum = splat(state[round_up_16(head_dim) + 1]);
+  for (std::size_t d = 0; d < head_dim; d += 16) store_first(out + d, div(load(state + d), sum), lanes_left(head_dim, d));
+}
+
+template <DType kType>
+LOCKSTEP_INLINE void attend_type(const CacheView& cache, const QueryBlock& block, std::size_t first_span, std::size_t end_span, float* states,
+                                 std::size_t state_stride, std::size_t span_stride, float* scratch) {
+  constexpr std::size_t kElement = kType == DType::kF32 ? 4 : 2;
+  const std::size_t head_dim = cache.head_dim, padded = round_up_16(head_dim);
+  float* scores = scratch;
+  float* partial = scratch + kQueriesTogether * kSpan;
+  if (span_stride == 0) {
+    for (std::size_t q = 0; q < block.count; ++q) states[q * state_stride + padded + 2] = 0.0f;
+  }
+  std::uint32_t last_position = 0;
+  for (std::size_t q = 0; q < block.count; ++q) last_position = block.positions[q] > last_position ? block.positions[q] : last_position;
+  for (std::size_t span = first_span; span < end_span; ++span) {
+    SpanPlace place = {};
+    for (std::size_t g = 0; g < kGroups; ++g) {
+      const std::size_t position = span * kSpan + 16 * g;
+      if (position > last_position) break;  // the block table ends there
+      const std::size_t offset = position % cache.block_size;
+      const std::byte* head = cache.cache + block.block_table[position / cache.block_size] * cache.block_bytes + block.kv_head * cache.head_bytes;
+      place.keys[g] = head + offset * head_dim * kElement;
+      place.values[g] = head + cache.value_offset + offset * head_dim * kElement;
+    }
+    for (std::size_t query = 0; query < block.count;) {
+      const std::size_t left = block.count - query;
+      const std::size_t together = left < kQueriesTogether ? left : kQueriesTogether;
+      KeyRange ranges[kQueriesTogether];
+      bool any = false;
+      for (std::size_t q = 0; q < together; ++q) {
+        ranges[q] = keys_of(block, query + q, span);
+        any = any || ranges[q].from < ranges[q].to;
+      }
+      float* out = span_stride == 0 ? partial : states + query * state_stride + (span - first_span) * span_stride;
+      if (any) {
+        if (together == 4) attend_span<kType, 4>(block, query, place, ranges, head_dim, scores, out, state_stride);
+        if (together == 3) attend_span<kType, 3>(block, query, place, ranges, head_dim, scores, out, state_stride);
+        if (together == 2) attend_span<kType, 2>(block, query, place, ranges, head_dim, scores, out, state_stride);
+        if (together == 1) attend_span<kType, 1>(block, query, place, ranges, head_dim, scores, out, state_stride);
+      }
+      for (std::size_t q = 0; q < together; ++q) {
+        if (!any) {
+          if (span_stride != 0) out[q * state_stride + padded + 2] = 0.0f;
+        } else if (span_stride == 0) {
+          merge_state(states + (query + q) * state_stride, partial + q * state_stride, head_dim);
+        }
+      }
+      query += together;
+    }
+  }
+}
+
+void attend(const CacheView& cache, const QueryBlock& block, std::size_t first, std::size_t end, float* states, std::size_t state_stride,
+            std::size_t span_stride, float* scratch) {
+  switch (cache.dtype) {
+    case DType::kF32: return attend_type<DType::kF32>(cache, block, first, end, states, state_stride, span_stride, scratch);
+    case DType::kF16: return attend_type<DType::kF16>(cache, block, first, end, states, state_stride, span_stride, scratch);
+    default: return attend_type<DType::kBF16>(cache, block, first, end, states, state_stride, span_stride, scratch);
+  }
+}
+
+template <class Element>
+LOCKSTEP_INLINE void place_key_and_value(std::byte* head, std::size_t value_offset, std::size_t head_dim, std::size_t offset, const Element* key,
+                                         const Element* value) {
+  Element* keys = reinterpret_cast<Element*>(head) + offset / 16 * 16 * head_dim + offset % 16;
+  for (std::size_t d = 0; d < head_dim; ++d) keys[d * 16] = key[d];
+  __builtin_memcpy(head + value_offset + offset * head_dim * sizeof(Element), value, head_dim * sizeof(Element));
+}
+
+void append(const CacheView& cache, std::uint32_t block, std::size_t head, std::size_t offset, const float* key, const float* value) {
+  std::byte* at = cache.cache + block * cache.block_bytes + head * cache.head_bytes;
+  if (cache.dtype == DType::kF32) return place_key_and_value(at, cache.value_offset, cache.head_dim, offset, key, value);
+  constexpr std::size_t kPiece = 256;
+  std::uint16_t halves[2][kPiece];
+  std::uint16_t* keys = reinterpret_cast<std::uint16_t*>(at) + offset / 16 * 16 * cache.head_dim + offset % 16;
+  std::uint16_t* values = reinterpret_cast<std::uint16_t*>(at + cache.value_offset) + offset * cache.head_dim;
+  for (std::size_t d = 0; d < cache.head_dim; d += kPiece) {
+    const std::size_t n = cache.head_dim - d < kPiece ? cache.head_dim - d : kPiece;
+    if (cache.dtype == DType::kF16) {
+      to_half(key + d, n, halves[0]);
+      to_half(value + d, n, halves[1]);
+    } else {
+      to_bfloat16(key + d, n, halves[0]);
+      to_bfloat16(value + d, n, halves[1]);
+    }
+    for (std::size_t i = 0; i < n; ++i) keys[(d + i) * 16] = halves[0][i];
+    __builtin_memcpy(values + d, halves[1], 2 * n);
+  }
+}

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "device/cpu/isa.h"
+#include "device/device.h"
+
+namespace lockstep::device {
+
+struct CpuOptions {
+  std::size_t num_threads = 1;        // the calling thread included; see threads_for_rank.h
+  Isa isa = supported_isas().back();  // the best of this machine by default
+};
+
+/// A device on the processors of this process. Threads start here and end with the device; no step allocates once buffers have grown to its
+/// sizes. The answer does not depend on the options, not in one bit. Its layout of weights does: a weight belongs to the device that loaded
+/// it.
+/// @throws std::invalid_argument for no thread, std::runtime_error for an instruction set that the machine lacks.
+std::unique_ptr<Device> make_cpu_device(const CpuOptions& options);
+
+}  // namespace lockstep::device

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/cpu/isa.h"
+#include "device/device.h"
+
+/// The kernels of one instruction set, as plain functions over pointers. They know nothing of threads and allocate nothing.
+/// This header is compiled into files of every instruction set: it must define no function (the linker keeps one copy of an inline
+/// function, and it might keep the one that only new processors can run).
+namespace lockstep::device::cpu {
+
+inline constexpr std::size_t kLanes = 16;        // virtual lanes of the numeric contract, and rows of a panel
+inline constexpr std::size_t kWidePanel = 4;     // panels that are interleaved, k by k, for the float types
+inline constexpr std::size_t kBlock = 32;        // columns of a quantisation block
+inline constexpr std::size_t kSpan = 64;         // keys of an attention span
+inline constexpr std::size_t kTokenBlock = 128;  // tokens that a product keeps in the cache beside a panel
+inline constexpr std::size_t kMaxOpenSums = 16;  // partial sums of one row-parallel output that may be open at a time
+inline constexpr std::size_t kQueryBlock = 32;   // queries that walk over the spans together
+
+/// A matrix of int8 blocks. Row t: quants[t * stride ...], and per block b one entry at [t * blocks + b] of the others.
+struct Int8View {
+  std::int8_t* quants;
+  float* scales;
+  float* scaled_sums;  // scale * sum of the quants of the block
+  std::int32_t* sums;
+  std::size_t stride;
+  std::size_t blocks;
+};
+
+struct LinearArgs {
+  DType dtype;
+  const std::byte* weights;  // packed, see packing.h
+  std::size_t rows;          // of W, without the pad
+  std::size_t columns;
+  const Leaf* leaves;
+  std::size_t num_leaves;
+  const float* floats;  // [num_tokens, columns], or
+  Int8View int8;
+  std::size_t num_tokens;
+  const float* bias;  // [rows] or null
+  float* out;         // [roots, num_tokens, out_stride]: the first `rows` of each are written
+  std::size_t out_stride;
+};
+
+/// Keys and values of one layer. Block b, head h starts at cache + b * block_bytes + h * head_bytes:
+/// keys [block_size / 16][head_dim][16 keys], then, value_offset bytes on, values [block_size][head_dim].
+struct CacheView {
+  std::byte* cache;
+  std::size_t block_bytes;
+  std::size_t head_bytes;
+  std::size_t value_offset;
+  std::size_t block_size;
+  std::size_t head_dim;
+  DType dtype;
+};
+
+/// Up to kQueryBlock queries over the same keys.
+struct QueryBlock {
+  const float* queries[kQueryBlock];
+  std::uint32_t positions[kQueryBlock];
+  std::size_t count;
+  const std::uint32_t* block_table;
+  std::size_t kv_head;
+  float scale;
+  std::uint32_t window;
+};
+
+/// What one query has seen of its keys: value sums [head_dim, rounded up to 16], then maximum, sum of exponentials, and 1.0 if there was
+/// any key, else 0.
+constexpr std::size_t kStateExtra = 16;
+
+struct Kernels {
+  Isa isa;
+  bool q8_offset;  // Q8_0 weights are stored with 128 added (the top bit flipped)
+
+  /// Panels [first, end) of the product; the panels of one call are packed together. `scratch` holds linear_scratch_bytes.
+  void (*linear)(const LinearArgs& args, std::size_t first, std::size_t end, std::byte* scratch);
+  std::size_t (*linear_scratch_bytes)(DType dtype, std::size_t num_tokens);
+
+  void (*rms_norm)(const float* x, std::size_t columns, const float* weight, float eps, float* out);
+  void (*quantise)(const float* x, std::size_t blocks, std::int8_t* quants, float* scales, float* scaled_sums, std::int32_t* sums);
+  void (*swiglu)(const float* gate, const float* up, std::size_t columns, float* out);
+  void (*add)(float* x, const float* delta, const float* bias, std::size_t columns);
+  void (*exponentials)(const float* x, std::size_t count, float* out);  // for tests: exp of each
+  Top (*top)(const float* logits, std::size_t count);
+
+  /// out = the first 2 * half dims rotated, the others as they are; out may be x.
+  void (*rotate)(const float* x, std::size_t head_dim, const float* cosines, const float* sines, std::size_t half, float* out);
+  /// Puts one key and one value of a head in place, rounded to the type of the cache.
+  void (*append)(const CacheView& cache, std::uint32_t block, std::size_t head, std::size_t offset, const float* key, const float* value);
+  void (*to_half)(const float* x, std::size_t count, std::uint16_t* out);
+  void (*to_bfloat16)(const float* x, std::size_t count, std::uint16_t* out);
+  void (*from_half)(const std::uint16_t* x, std::size_t count, float* out);
+
+  /// Spans [first, end) for every query of the block. states: one a query, `state_stride` floats apart. With span_stride 0 the spans are
+  /// merged into them, else span s is left by itself at states + (s - first) * span_stride. `scratch`: kQueryBlock states and kQueryBlock *
+  /// kSpan floats more.
+  void (*attend)(const CacheView& cache, const QueryBlock& block, std::size_t first, std::size_t end, float* states,
+                 std::size_t state_stride, std::size_t span_stride, float* scratch);
+  void (*merge_state)(float* into, const float* from, std::size_t head_dim);
+  void (*finish_state)(const float* state, std::size_t head_dim, float* out);
+
+  std::uint64_t (*read_bytes)(const std::byte* from, std::size_t count);  // touches every byte; for the bandwidth probe
+};
+
+/// @pre the machine supports it.
+const Kernels& kernels_for(Isa isa);
+
+const Kernels& portable_kernels();
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& avx512vnni_kernels();
+
+}  // namespace lockstep::device::cpu

@@ -1,0 +1,394 @@
+// Matrix products over packed panels. A tile is P panels x T tokens; its sums stay in registers over a whole leaf. Lanes are output rows, so the order of every
+// sum is the same for each P and T, and the choice of the tile changes no bit.
+// Bytes moved per call: the panels once per kTokenBlock tokens. Operations: 2 * rows * columns * tokens.
+
+constexpr std::size_t panel_block_bytes(DType dtype) {  // of 16 rows x 32 columns
+  return dtype == DType::kQ8_0 ? 16 * 34 : dtype == DType::kQ4_0 ? 16 * 18 : 16 * 20;
+}
+constexpr bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16; }
+
+LOCKSTEP_INLINE std::int32_t load_i32(const std::int8_t* p) {
+  std::int32_t value;
+  __builtin_memcpy(&value, p, 4);
+  return value;
+}
+
+LOCKSTEP_INLINE Floats load_bfloat16(const std::uint16_t* p) { return from_bits(shift_left<16>(load_u16(p))); }
+
+template <DType kType>
+LOCKSTEP_INLINE Floats load_weights(const std::byte* p, std::size_t element) {
+  if constexpr (kType == DType::kF32) return load(reinterpret_cast<const float*>(p) + element);
+  const std::uint16_t* halves = reinterpret_cast<const std::uint16_t*>(p) + element;
+  if constexpr (kType == DType::kF16) return load_half(halves);
+  return load_bfloat16(halves);
+}
+
+/// Where a tile stands. Floats: `weights` is the record of k = 0 of its first panel, `row_stride` the rows of a record. Blocks: panel p is p * panel_bytes on.
+struct TilePlace {
+  const std::byte* weights;
+  std::size_t row_stride;
+  std::size_t panel_bytes;
+  std::size_t row;    // of the output
+  std::size_t token;  // first one
+};
+
+template <DType kType, int P, int T>
+LOCKSTEP_INLINE void float_body(const LinearArgs& args, const TilePlace& at, std::size_t from, std::size_t to, Floats (&sums)[P][T]) {
+  const float* x = args.floats + at.token * args.columns;
+  for (std::size_t k = from; k < to; ++k) {
+    Floats w[P];
+    LOCKSTEP_UNROLL
+    for (int p = 0; p < P; ++p) w[p] = load_weights<kType>(at.weights, k * at.row_stride + 16 * static_cast<std::size_t>(p));
+    LOCKSTEP_UNROLL
+    for (int t = 0; t < T; ++t) {
+      const Floats value = splat(x[static_cast<std::size_t>(t) * args.columns + k]);
+      LOCKSTEP_UNROLL
+      for (int p = 0; p < P; ++p) sums[p][t] = fma(value, w[p], sums[p][t]);
+    }
+  }
+}
+
+template <int P, int T>
+LOCKSTEP_INLINE void q8_body(const LinearArgs& args, const TilePlace& at, std::size_t from, std::size_t to, Floats (&sums)[P][T]) {
+  const Int8View& in = args.int8;
+  const std::int8_t* x = in.quants + at.token * in.stride;
+  const std::size_t entry = at.token * in.blocks;
+  for (std::size_t block = from; block < to; ++block) {
+    const std::byte* stored[P];
+    Ints dots[P][T];
+    LOCKSTEP_UNROLL
+    for (int p = 0; p < P; ++p) {
+      stored[p] = at.weights + static_cast<std::size_t>(p) * at.panel_bytes + block * panel_block_bytes(DType::kQ8_0);
+      LOCKSTEP_UNROLL
+      for (int t = 0; t < T; ++t) dots[p][t] = q8_begin(in.sums[entry + static_cast<std::size_t>(t) * in.blocks + block]);
+    }
+    LOCKSTEP_UNROLL
+    for (int quad = 0; quad < 8; ++quad) {
+      Ints w[P], prepared[P];
+      LOCKSTEP_UNROLL
+      for (int p = 0; p < P; ++p) {
+        w[p] = load_bytes(stored[p] + 32 + quad * 64);
+        prepared[p] = q8_prepare(w[p]);
+      }
+      LOCKSTEP_UNROLL
+      for (int t = 0; t < T; ++t) {
+        const Ints value = splat_int(load_i32(x + static_cast<std::size_t>(t) * in.stride + block * 32 + static_cast<std::size_t>(quad) * 4));
+        LOCKSTEP_UNROLL
+        for (int p = 0; p < P; ++p) dots[p][t] = q8_dot(dots[p][t], w[p], prepared[p], value);
+      }
+    }
+    LOCKSTEP_UNROLL
+    for (int p = 0; p < P; ++p) {
+      const Floats scales = load_half(reinterpret_cast<const std::uint16_t*>(stored[p]));
+      LOCKSTEP_UNROLL
+      for (int t = 0; t < T; ++t) {
+        const Floats x_scale = splat(in.scales[entry + static_cast<std::size_t>(t) * in.blocks + block]);
+        sums[p][t] = fma(to_floats(dots[p][t]), mul(scales, x_scale), sums[p][t]);
+      }
+    }
+  }
+}
+
+template <DType kType, int P, int T>
+LOCKSTEP_INLINE void q4_body(const LinearArgs& args, const TilePlace& at, std::size_t from, std::size_t to, Floats (&sums)[P][T]) {
+  constexpr bool kHasMinimum = kType == DType::kQ4_1;
+  constexpr std::size_t kHeader = kHasMinimum ? 64 : 32;
+  const Int8View& in = args.int8;
+  const std::int8_t* x = in.quants + at.token * in.stride;
+  const std::size_t entry = at.token * in.blocks;
+  for (std::size_t block = from; block < to; ++block) {
+    const std::byte* stored[P];
+    std::int32_t start[T];  // Q4_0 stores q where q - 8 is meant
+    Ints dots[P][T];
+    LOCKSTEP_UNROLL
+    for (int t = 0; t < T; ++t) start[t] = kHasMinimum ? 0 : -8 * in.sums[entry + static_cast<std::size_t>(t) * in.blocks + block];
+    LOCKSTEP_UNROLL
+    for (int p = 0; p < P; ++p) {
+      stored[p] = at.weights + static_cast<std::size_t>(p) * at.panel_bytes + block * panel_block_bytes(kType);
+      LOCKSTEP_UNROLL
+      for (int t = 0; t < T; ++t) dots[p][t] = q4_begin(start[t]);
+    }
+    LOCKSTEP_UNROLL
+    for (int quad = 0; quad < 4; ++quad) {
+      Ints low[P], high[P];
+      LOCKSTEP_UNROLL
+      for (int p = 0; p < P; ++p) {
+        const Ints w = load_bytes(stored[p] + kHeader + quad * 64);
+        low[p] = low_nibbles(w);
+        high[p] = high_nibbles(w);
+      }
+      LOCKSTEP_UNROLL
+      for (int t = 0; t < T; ++t) {
+        const std::int8_t* quants = x + static_cast<std::size_t>(t) * in.stride + block * 32 + static_cast<std::size_t>(quad) * 4;
+        const Ints first = splat_int(load_i32(quants)), second = splat_int(load_i32(quants + 16));
+        LOCKSTEP_UNROLL
+        for (int p = 0; p < P; ++p) dots[p][t] = q4_dot(q4_dot(dots[p][t], low[p], first), high[p], second);
+      }
+    }
+    LOCKSTEP_UNROLL
+    for (int p = 0; p < P; ++p) {
+      const std::uint16_t* header = reinterpret_cast<const std::uint16_t*>(stored[p]);
+      const Floats scales = load_half(header);
+      Floats minima = scales;
+      if constexpr (kHasMinimum) minima = load_half(header + 16);
+      LOCKSTEP_UNROLL
+      for (int t = 0; t < T; ++t) {
+        const std::size_t i = entry + static_cast<std::size_t>(t) * in.blocks + block;
+        sums[p][t] = fma(to_floats(q4_end(dots[p][t], start[t])), mul(scales, splat(in.scales[i])), sums[p][t]);
+        if constexpr (kHasMinimum) sums[p][t] = fma(minima, splat(in.scaled_sums[i]), sums[p][t]);
+      }
+    }
+  }
+}
+
+template <int P, int T>
+LOCKSTEP_INLINE void clear(Floats (&sums)[P][T]) {
+  LOCKSTEP_UNROLL
+  for (int p = 0; p < P; ++p) {
+    LOCKSTEP_UNROLL
+    for (int t = 0; t < T; ++t) sums[p][t] = zero();
+  }
+}
+
+template <DType kType, int P, int T>
+LOCKSTEP_INLINE void tile_body(const LinearArgs& args, const TilePlace& at, std::size_t from, std::size_t to, Floats (&sums)[P][T]) {
+  clear<P, T>(sums);
+  if constexpr (is_float(kType)) {
+    float_body<kType, P, T>(args, at, from, to, sums);
+  } else if constexpr (kType == DType::kQ8_0) {
+    q8_body<P, T>(args, at, from / 32, to / 32, sums);
+  } else {
+    q4_body<kType, P, T>(args, at, from / 32, to / 32, sums);
+  }
+}
+
+template <int P, int T>
+LOCKSTEP_INLINE void store_tile(const LinearArgs& args, const TilePlace& at, std::size_t root, const Floats (&sums)[P][T]) {
+  LOCKSTEP_UNROLL
+  for (int p = 0; p < P; ++p) {
+    const std::size_t row = at.row + 16 * static_cast<std::size_t>(p);
+    const std::size_t count = args.rows - row < 16 ? args.rows - row : 16;
+    LOCKSTEP_UNROLL
+    for (int t = 0; t < T; ++t) {
+      float* out = args.out + (root * args.num_tokens + at.token + static_cast<std::size_t>(t)) * args.out_stride + row;
+      Floats sum = sums[p][t];
+      if (args.bias) sum = add(sum, load_first(args.bias + row, count));
+      if (count == 16) {
+        store(out, sum);
+      } else {
+        store_first(out, sum, count);
+      }
+    }
+  }
+}
+
+template <DType kType, int P, int T>
+LOCKSTEP_NOINLINE void tile(const LinearArgs& args, const TilePlace& at) {
+  if (args.num_leaves == 1) {
+    Floats sums[P][T];
+    tile_body<kType, P, T>(args, at, 0, args.columns, sums);
+    store_tile<P, T>(args, at, 0, sums);
+    return;
+  }
+  Floats open[kMaxOpenSums][P][T];
+  std::size_t depth = 0, root = 0, begin = 0;
+  for (std::size_t leaf = 0; leaf < args.num_leaves; ++leaf) {
+    Floats sums[P][T];
+    tile_body<kType, P, T>(args, at, begin, args.leaves[leaf].end, sums);
+    begin = args.leaves[leaf].end;
+    for (std::uint32_t merge = 0; merge < args.leaves[leaf].merges; ++merge) {
+      --depth;
+      LOCKSTEP_UNROLL
+      for (int p = 0; p < P; ++p) {
+        LOCKSTEP_UNROLL
+        for (int t = 0; t < T; ++t) sums[p][t] = add(open[depth][p][t], sums[p][t]);
+      }
+    }
+    if (args.leaves[leaf].ends_root) {
+      store_tile<P, T>(args, at, root++, sums);
+      continue;
+    }
+    LOCKSTEP_UNROLL
+    for (int p = 0; p < P; ++p) {
+      LOCKSTEP_UNROLL
+      for (int t = 0; t < T; ++t) open[depth][p][t] = sums[p][t];
+    }
+    ++depth;
+  }
+}
+
+/// A batch of tokens walks over a wide panel in steps of some columns, so that the weights are read in order and then stay in the nearest cache until every token
+/// has seen them. Between the steps the sums wait in memory.
+struct Step {
+  std::size_t from, to;     // columns
+  bool begins_leaf, ends_leaf;
+  std::uint32_t merges;     // when the leaf ends
+  bool ends_root;
+  std::size_t depth, root;  // sums that are open below; the next root
+  std::size_t token, row;   // the first ones of the token block and of the wide panel
+  float* sums;              // [depth][kTokenBlock][16 * kWidePanel]
+};
+
+template <DType kType, int P, int T>
+LOCKSTEP_NOINLINE void step_tile(const LinearArgs& args, const TilePlace& at, const Step& step) {
+  constexpr std::size_t kRow = 16 * kWidePanel, kLevel = kTokenBlock * kRow;
+  float* own = step.sums + step.depth * kLevel + (at.token - step.token) * kRow + (at.row - step.row);
+  Floats sums[P][T];
+  if (step.begins_leaf) {
+    clear<P, T>(sums);
+  } else {
+    LOCKSTEP_UNROLL
+    for (int p = 0; p < P; ++p) {
+      LOCKSTEP_UNROLL
+      for (int t = 0; t < T; ++t) sums[p][t] = load(own + t * kRow + p * 16);
+    }
+  }
+  float_body<kType, P, T>(args, at, step.from, step.to, sums);
+  for (std::uint32_t merge = 0; step.ends_leaf && merge < step.merges; ++merge) {
+    own -= kLevel;
+    LOCKSTEP_UNROLL
+    for (int p = 0; p < P; ++p) {
+      LOCKSTEP_UNROLL
+      for (int t = 0; t < T; ++t) sums[p][t] = add(load(own + t * kRow + p * 16), sums[p][t]);
+    }
+  }
+  if (step.ends_leaf && step.ends_root) return store_tile<P, T>(args, at, step.root, sums);
+  LOCKSTEP_UNROLL
+  for (int p = 0; p < P; ++p) {
+    LOCKSTEP_UNROLL
+    for (int t = 0; t < T; ++t) store(own + t * kRow + p * 16, sums[p][t]);
+  }
+}
+
+template <DType kType, int P, int T>
+LOCKSTEP_INLINE void any_tile(const LinearArgs& args, const TilePlace& at, const Step* step) {
+  if constexpr (is_float(kType)) {
+    step_tile<kType, P, T>(args, at, *step);
+  } else {
+    tile<kType, P, T>(args, at);
+  }
+}
+
+/// P panels for the tokens [from, to), in tiles of at most T tokens.
+template <DType kType, int P, int T>
+LOCKSTEP_INLINE void tiles_over_tokens(const LinearArgs& args, TilePlace at, std::size_t from, std::size_t to, const Step* step) {
+  at.token = from;
+  for (; at.token + T <= to; at.token += T) any_tile<kType, P, T>(args, at, step);
+  if constexpr (T > 6) {
+    for (; at.token + 6 <= to; at.token += 6) any_tile<kType, P, 6>(args, at, step);
+  }
+  if constexpr (T > 4) {
+    for (; at.token + 4 <= to; at.token += 4) any_tile<kType, P, 4>(args, at, step);
+  }
+  if constexpr (T > 3) {
+    for (; at.token + 3 <= to; at.token += 3) any_tile<kType, P, 3>(args, at, step);
+  }
+  if constexpr (T > 2) {
+    for (; at.token + 2 <= to; at.token += 2) any_tile<kType, P, 2>(args, at, step);
+  }
+  for (; at.token < to; ++at.token) any_tile<kType, P, 1>(args, at, step);
+}
+
+/// One token and a wide panel of `width`: one stream, as many sums as hide the latency of the fused multiply-add.
+template <DType kType>
+LOCKSTEP_INLINE void float_panel_of_one(const LinearArgs& args, const TilePlace& at, std::size_t width) {
+  if (width == 4) tile<kType, 4, 1>(args, at);
+  if (width == 3) tile<kType, 3, 1>(args, at);
+  if (width == 2) tile<kType, 2, 1>(args, at);
+  if (width == 1) tile<kType, 1, 1>(args, at);
+}
+
+template <DType kType>
+LOCKSTEP_INLINE void float_step(const LinearArgs& args, TilePlace at, std::size_t width, std::size_t to, const Step& step) {
+  constexpr int kTogether = kAccumulators >= 16 ? 4 : 1;
+  constexpr int kTokens = kAccumulators / kTogether;
+  constexpr std::size_t kElement = kType == DType::kF32 ? 4 : 2;
+  std::size_t panel = 0;
+  for (; panel + kTogether <= width; panel += kTogether) {
+    tiles_over_tokens<kType, kTogether, kTokens>(args, at, step.token, to, &step);
+    at.weights += 16 * kElement * kTogether;
+    at.row += 16 * kTogether;
+  }
+  if constexpr (kTogether > 1) {
+    for (; panel < width; ++panel) {
+      tiles_over_tokens<kType, 1, 6>(args, at, step.token, to, &step);
+      at.weights += 16 * kElement;
+      at.row += 16;
+    }
+  }
+}
+
+template <DType kType>
+LOCKSTEP_INLINE void float_panel(const LinearArgs& args, const TilePlace& at, std::size_t width, std::size_t from, std::size_t to, float* sums) {
+  constexpr std::size_t kColumns = 128;  // of a step: 32 KiB of fp32 weights
+  std::size_t begin = 0, depth = 0, root = 0;
+  for (std::size_t i = 0; i < args.num_leaves; ++i) {
+    const Leaf& leaf = args.leaves[i];
+    for (std::size_t k = begin; k < leaf.end; k += kColumns) {
+      const std::size_t end = k + kColumns < leaf.end ? k + kColumns : leaf.end;
+      const Step step{k, end, k == begin, end == leaf.end, leaf.merges, leaf.ends_root, depth, root, from, at.row, sums};
+      float_step<kType>(args, at, width, to, step);
+    }
+    begin = leaf.end;
+    depth = leaf.ends_root ? 0 : depth + 1 - leaf.merges;
+    root += leaf.ends_root ? 1 : 0;
+  }
+}
+
+template <DType kType>
+LOCKSTEP_INLINE void float_linear(const LinearArgs& args, std::size_t first, std::size_t end, float* sums) {
+  constexpr std::size_t kElement = kType == DType::kF32 ? 4 : 2;
+  for (std::size_t from = 0; from < args.num_tokens; from += kTokenBlock) {
+    const std::size_t to = from + kTokenBlock < args.num_tokens ? from + kTokenBlock : args.num_tokens;
+    for (std::size_t panel = first; panel < end; panel += kWidePanel) {
+      const std::size_t width = end - panel < kWidePanel ? end - panel : kWidePanel;
+      const TilePlace at{args.weights + panel * 16 * args.columns * kElement, 16 * width, 0, panel * 16, from};
+      if (args.num_tokens == 1) {
+        float_panel_of_one<kType>(args, at, width);
+      } else {
+        float_panel<kType>(args, at, width, from, to, sums);
+      }
+    }
+  }
+}
+
+template <DType kType>
+LOCKSTEP_INLINE void block_linear(const LinearArgs& args, std::size_t first, std::size_t end) {
+  constexpr int kTogether = kAccumulators >= 16 ? 2 : 1;
+  constexpr int kTokens = 4;
+  constexpr int kFew = kAccumulators >= 16 ? 8 : 4;
+  const std::size_t panel_bytes = args.columns / 32 * panel_block_bytes(kType);
+  for (std::size_t from = 0; from < args.num_tokens; from += kTokenBlock) {
+    const std::size_t to = from + kTokenBlock < args.num_tokens ? from + kTokenBlock : args.num_tokens;
+    std::size_t panel = first;
+    TilePlace at{args.weights + panel * panel_bytes, 16, panel_bytes, panel * 16, from};
+    if (args.num_tokens > 8) {
+      for (; panel + kTogether <= end; panel += kTogether) {
+        tiles_over_tokens<kType, kTogether, kTokens>(args, at, from, to, nullptr);
+        at.weights += kTogether * panel_bytes;
+        at.row += 16 * kTogether;
+      }
+    }
+    for (; panel < end; ++panel) {
+      tiles_over_tokens<kType, 1, kFew>(args, at, from, to, nullptr);
+      at.weights += panel_bytes;
+      at.row += 16;
+    }
+  }
+}
+
+void linear(const LinearArgs& args, std::size_t first, std::size_t end, std::byte* scratch) {
+  float* sums = reinterpret_cast<float*>(scratch);
+  switch (args.dtype) {
+    case DType::kF32: return float_linear<DType::kF32>(args, first, end, sums);
+    case DType::kF16: return float_linear<DType::kF16>(args, first, end, sums);
+    case DType::kBF16: return float_linear<DType::kBF16>(args, first, end, sums);
+    case DType::kQ8_0: return block_linear<DType::kQ8_0>(args, first, end);
+    case DType::kQ4_0: return block_linear<DType::kQ4_0>(args, first, end);
+    case DType::kQ4_1: return block_linear<DType::kQ4_1>(args, first, end);
+  }
+}
+
+std::size_t linear_scratch_bytes(DType dtype, std::size_t num_tokens) {
+  return is_float(dtype) && num_tokens > 1 ? (kMaxOpenSums + 1) * kTokenBlock * 16 * kWidePanel * sizeof(float) : 0;
+}

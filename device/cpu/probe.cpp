@@ -1,0 +1,33 @@
+#include "device/cpu/probe.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+
+#include "device/cpu/kernels.h"
+#include "device/cpu/memory.h"
+#include "device/cpu/thread_pool.h"
+
+namespace lockstep::device {
+
+double measure_read_bandwidth(std::size_t num_threads, std::size_t bytes, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  cpu::ThreadPool pool(std::max<std::size_t>(1, num_threads));
+  const cpu::Kernels& kernels = cpu::kernels_for(supported_isas().back());
+  const std::size_t share = std::max<std::size_t>(bytes / pool.size() / 4096, 1) * 4096;
+  const cpu::HugeMemory memory(share * pool.size());
+  std::atomic<std::uint64_t> sink{0};  // what was read must go somewhere
+  pool.run([&](std::size_t thread) { std::memset(memory.data() + thread * share, 1, share); });
+  double best = 0;
+  const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  for (int run = 0; run < 3 || Clock::now() < end; ++run) {
+    const Clock::time_point start = Clock::now();
+    pool.run([&](std::size_t thread) { sink ^= kernels.read_bytes(memory.data() + thread * share, share); });
+    best = std::max(best, static_cast<double>(share * pool.size()) / std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  return best;
+}
+
+}  // namespace lockstep::device

@@ -1,0 +1,229 @@
+// What is done to one row at a time.
+
+LOCKSTEP_INLINE std::size_t lanes_left(std::size_t count, std::size_t at) { return count - at < 16 ? count - at : 16; }
+
+/// The fixed tree over 16 lanes: halves.
+LOCKSTEP_INLINE float sum_lanes(Floats a) {
+  float v[16];
+  store(v, a);
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) v[i] = v[i] + v[i + half];
+  }
+  return v[0];
+}
+
+/// e^x to about one unit in the last place: x = n ln 2 + r, a polynomial in r, and 2^n in two factors so that subnormal results come out too.
+LOCKSTEP_INLINE Floats exp_of(Floats x) {
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
+  x = max_of(splat(-104.0f), min_of(splat(89.0f), x));  // NaN is the second operand and stays
+  const Floats shifted = fma(x, splat(1.44269504f), magic);
+  const Floats n = sub(shifted, magic);
+  const Floats r = fma(n, splat(-1.42860677e-6f), fma(n, splat(-0.693145752f), x));
+  Floats p = splat(1.0f / 5040.0f);
+  p = fma(p, r, splat(1.0f / 720.0f));
+  p = fma(p, r, splat(1.0f / 120.0f));
+  p = fma(p, r, splat(1.0f / 24.0f));
+  p = fma(p, r, splat(1.0f / 6.0f));
+  p = fma(p, r, splat(0.5f));
+  p = fma(mul(p, r), r, r);
+  p = add(p, splat(1.0f));
+  const Ints exponent = sub(bits(shifted), bits(magic));
+  const Ints half = shift_right_signed<1>(exponent);
+  const Ints bias = splat_int(127);
+  p = mul(p, from_bits(shift_left<23>(add(half, bias))));
+  return mul(p, from_bits(shift_left<23>(add(sub(exponent, half), bias))));
+}
+
+void exponentials(const float* x, std::size_t count, float* out) {
+  for (std::size_t i = 0; i < count; i += 16) {
+    const std::size_t n = lanes_left(count, i);
+    store_first(out + i, exp_of(load_first(x + i, n)), n);
+  }
+}
+
+void swiglu(const float* gate, const float* up, std::size_t columns, float* out) {
+  const Floats one = splat(1.0f);
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const std::size_t n = lanes_left(columns, i);
+    const Floats x = load_first(gate + i, n);
+    const Floats silu = div(x, add(one, exp_of(sub(zero(), x))));
+    store_first(out + i, mul(silu, load_first(up + i, n)), n);
+  }
+}
+
+void add_rows(float* x, const float* delta, const float* bias, std::size_t columns) {
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const std::size_t n = lanes_left(columns, i);
+    Floats d = load_first(delta + i, n);
+    if (bias) d = add(d, load_first(bias + i, n));
+    store_first(x + i, add(load_first(x + i, n), d), n);
+  }
+}
+
+void rms_norm(const float* x, std::size_t columns, const float* weight, float eps, float* out) {
+  Floats squares = zero();
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const Floats v = load_first(x + i, lanes_left(columns, i));  // lanes behind the end are zeros, and 0 * 0 + s is s
+    squares = fma(v, v, squares);
+  }
+  const float mean = sum_lanes(squares) / static_cast<float>(columns);
+  const Floats inverse = splat(1.0f / __builtin_sqrtf(mean + eps));
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const std::size_t n = lanes_left(columns, i);
+    store_first(out + i, mul(mul(load_first(x + i, n), inverse), load_first(weight + i, n)), n);
+  }
+}
+
+/// Rounds |x| < 2^22 to the nearest integer, ties to even.
+LOCKSTEP_INLINE Ints round_to_int(Floats x) {
+  const Floats magic = splat(12582912.0f);
+  return sub(bits(add(x, magic)), bits(magic));
+}
+
+LOCKSTEP_INLINE std::int32_t max_lane(Ints a) {
+  std::int32_t v[16];
+  store_ints(v, a);
+  std::int32_t best = v[0];
+  for (int i = 1; i < 16; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+LOCKSTEP_INLINE std::int32_t sum_of_ints(Ints a) {
+  std::int32_t v[16];
+  store_ints(v, a);
+  std::int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += v[i];
+  return sum;
+}
+
+void quantise(const float* x, std::size_t blocks, std::int8_t* quants, float* scales, float* scaled_sums, std::int32_t* sums) {
+  const Ints magnitude_bits = splat_int(0x7FFFFFFF);
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const Floats a = load(x + block * 32), b = load(x + block * 32 + 16);
+    // Magnitudes compare like their bits, and infinity and NaN are the largest: nothing that is not finite gets lost.
+    const std::int32_t largest = max_lane(max_int(bit_and(bits(a), magnitude_bits), bit_and(bits(b), magnitude_bits)));
+    const bool finite = largest < 0x7F800000;
+    const float amax = __builtin_bit_cast(float, largest);
+    float inverse = finite && amax > 0.0f ? 127.0f / amax : 0.0f;
+    if (!(inverse <= 3.40282347e38f)) inverse = 0.0f;  // a subnormal maximum
+    Ints qa = splat_int(0), qb = splat_int(0);
+    if (finite) {
+      qa = round_to_int(mul(a, splat(inverse)));
+      qb = round_to_int(mul(b, splat(inverse)));
+    }
+    store_low8(quants + block * 32, qa);
+    store_low8(quants + block * 32 + 16, qb);
+    const std::int32_t sum = sum_of_ints(add(qa, qb));
+    const float scale = finite ? amax / 127.0f : __builtin_nanf("");
+    scales[block] = scale;
+    scaled_sums[block] = scale * static_cast<float>(sum);
+    sums[block] = sum;
+  }
+}
+
+Top top(const float* logits, std::size_t count) {
+  if (count == 0) return {0.0f, -1, true};
+  const float lowest = -__builtin_inff();
+  Floats best = splat(lowest), not_finite = zero();
+  Ints ids = splat_int(0), id = lane_numbers();
+  std::size_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const Floats x = load(logits + i);
+    take_greater(best, ids, x, id);
+    not_finite = fma(x, zero(), not_finite);  // infinity * 0 and NaN * 0 are NaN
+    id = add(id, splat_int(16));
+  }
+  float values[16], checks[16];
+  std::int32_t places[16];
+  store(values, best);
+  store(checks, not_finite);
+  store_ints(places, ids);
+  Top found{lowest, -1, true};
+  for (int lane = 0; lane < 16; ++lane) {
+    if (checks[lane] != 0.0f) found.finite = false;
+    if (values[lane] > found.logit || (values[lane] == found.logit && values[lane] > lowest && places[lane] < found.id)) {
+      found.logit = values[lane];
+      found.id = places[lane];
+    }
+  }
+  for (; i < count; ++i) {
+    if (logits[i] * 0.0f != 0.0f) found.finite = false;
+    if (logits[i] > found.logit) {
+      found.logit = logits[i];
+      found.id = static_cast<std::int32_t>(i);
+    }
+  }
+  if (found.id < 0) {  // nothing above minus infinity
+    found.id = 0;
+    while (static_cast<std::size_t>(found.id) + 1 < count && logits[found.id] != lowest) ++found.id;
+    if (logits[found.id] != lowest) found.id = 0;
+  }
+  found.logit = logits[found.id];
+  return found;
+}
+
+void rotate(const float* x, std::size_t head_dim, const float* cosines, const float* sines, std::size_t half, float* out) {
+  for (std::size_t i = 0; i < half; i += 16) {
+    const std::size_t n = lanes_left(half, i);
+    const Floats first = load_first(x + i, n), second = load_first(x + half + i, n);
+    const Floats cosine = load_first(cosines + i, n), sine = load_first(sines + i, n);
+    const Floats crossed = mul(second, sine);
+    store_first(out + i, fma(first, cosine, from_bits(bit_xor(bits(crossed), splat_int(static_cast<std::int32_t>(0x80000000u))))), n);
+    store_first(out + half + i, fma(second, cosine, mul(first, sine)), n);
+  }
+  if (out != x) {
+    for (std::size_t i = 2 * half; i < head_dim; ++i) out[i] = x[i];
+  }
+}
+
+LOCKSTEP_INLINE void store_bfloat16(std::uint16_t* p, Floats a) {
+  const Ints b = bits(a);
+  const Ints rounded = add(add(b, splat_int(0x7FFF)), bit_and(shift_right<16>(b), splat_int(1)));
+  // NaN: the quiet bit, so that cutting the payload does not make it an infinity. (magnitude > inf) as an all-ones mask: inf - magnitude is negative.
+  const Ints is_nan = shift_right_signed<31>(sub(splat_int(0x7F800000), bit_and(b, splat_int(0x7FFFFFFF))));
+  const Ints quiet = add(bit_xor(bit_and(b, splat_int(0x400000)), splat_int(0x400000)), b);
+  const Ints chosen = bit_xor(rounded, bit_and(is_nan, bit_xor(rounded, quiet)));
+  store_low16(p, shift_right<16>(chosen));
+}
+
+void to_half(const float* x, std::size_t count, std::uint16_t* out) {
+  std::size_t i = 0;
+  for (; i + 16 <= count; i += 16) store_half(out + i, load(x + i));
+  if (i == count) return;
+  std::uint16_t tail[16];
+  store_half(tail, load_first(x + i, count - i));
+  for (std::size_t j = 0; i < count; ++i, ++j) out[i] = tail[j];
+}
+
+void to_bfloat16(const float* x, std::size_t count, std::uint16_t* out) {
+  std::size_t i = 0;
+  for (; i + 16 <= count; i += 16) store_bfloat16(out + i, load(x + i));
+  if (i == count) return;
+  std::uint16_t tail[16];
+  store_bfloat16(tail, load_first(x + i, count - i));
+  for (std::size_t j = 0; i < count; ++i, ++j) out[i] = tail[j];
+}
+
+void from_half(const std::uint16_t* x, std::size_t count, float* out) {
+  std::uint16_t tail[16] = {};
+  for (std::size_t i = 0; i < count; i += 16) {
+    const std::size_t n = lanes_left(count, i);
+    for (std::size_t j = 0; j < n; ++j) tail[j] = x[i + j];
+    store_first(out + i, load_half(tail), n);
+  }
+}
+
+std::uint64_t read_bytes(const std::byte* from, std::size_t count) {
+  Ints a = splat_int(0), b = a, c = a, d = a;
+  for (std::size_t i = 0; i + 256 <= count; i += 256) {
+    a = bit_xor(a, load_bytes(from + i));
+    b = bit_xor(b, load_bytes(from + i + 64));
+    c = bit_xor(c, load_bytes(from + i + 128));
+    d = bit_xor(d, load_bytes(from + i + 192));
+  }
+  std::int32_t v[16];
+  store_ints(v, bit_xor(bit_xor(a, b), bit_xor(c, d)));
+  std::uint64_t mixed = 0;
+  for (int i = 0; i < 16; ++i) mixed = mixed * 31 + static_cast<std::uint32_t>(v[i]);
+  return mixed;
+}

@@ -1,0 +1,173 @@
+// The vector type of the kernels, 16 lanes of fp32 or int32, in plain C++. It defines what the other levels must give, bit for bit.
+#undef LOCKSTEP_UNROLL
+#define LOCKSTEP_UNROLL  // 16 lanes are a loop already
+#define LOCKSTEP_LANES for (int i = 0; i < 16; ++i)
+
+struct Floats {
+  float v[16];
+};
+struct Ints {
+  std::int32_t v[16];
+};
+
+constexpr bool kQ8Offset = false;
+constexpr int kAccumulators = 4;    // vectors of 16 that a tile may hold
+
+LOCKSTEP_INLINE std::uint32_t lane_bits(float x) { return __builtin_bit_cast(std::uint32_t, x); }
+LOCKSTEP_INLINE float lane_float(std::uint32_t x) { return __builtin_bit_cast(float, x); }
+
+LOCKSTEP_INLINE Floats splat(float x) {
+  Floats r;
+  LOCKSTEP_LANES r.v[i] = x;
+  return r;
+}
+LOCKSTEP_INLINE Floats zero() { return splat(0.0f); }
+LOCKSTEP_INLINE Floats load(const float* p) {
+  Floats r;
+  __builtin_memcpy(r.v, p, 64);
+  return r;
+}
+LOCKSTEP_INLINE Floats load_first(const float* p, std::size_t n) {
+  Floats r = zero();
+  __builtin_memcpy(r.v, p, 4 * n);
+  return r;
+}
+LOCKSTEP_INLINE void store(float* p, Floats a) { __builtin_memcpy(p, a.v, 64); }
+LOCKSTEP_INLINE void store_first(float* p, Floats a, std::size_t n) { __builtin_memcpy(p, a.v, 4 * n); }
+LOCKSTEP_INLINE Floats fma(Floats a, Floats b, Floats c) {
+  Floats r;
+  LOCKSTEP_LANES r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
+  return r;
+}
+#define LOCKSTEP_BINARY(name, expression)        \
+  LOCKSTEP_INLINE Floats name(Floats a, Floats b) { \
+    Floats r;                                    \
+    LOCKSTEP_LANES r.v[i] = expression;          \
+    return r;                                    \
+  }
+LOCKSTEP_BINARY(add, a.v[i] + b.v[i])
+LOCKSTEP_BINARY(sub, a.v[i] - b.v[i])
+LOCKSTEP_BINARY(mul, a.v[i] * b.v[i])
+LOCKSTEP_BINARY(div, a.v[i] / b.v[i])
+LOCKSTEP_BINARY(max_of, a.v[i] > b.v[i] ? a.v[i] : b.v[i])  // b where either is NaN
+LOCKSTEP_BINARY(min_of, a.v[i] < b.v[i] ? a.v[i] : b.v[i])
+#undef LOCKSTEP_BINARY
+
+/// Lanes [from, to) of a, the others of b.
+LOCKSTEP_INLINE Floats select_lanes(Floats a, Floats b, int from, int to) {
+  LOCKSTEP_LANES if (i >= from && i < to) b.v[i] = a.v[i];
+  return b;
+}
+
+LOCKSTEP_INLINE Ints splat_int(std::int32_t x) {
+  Ints r;
+  LOCKSTEP_LANES r.v[i] = x;
+  return r;
+}
+LOCKSTEP_INLINE Ints lane_numbers() {
+  Ints r;
+  LOCKSTEP_LANES r.v[i] = i;
+  return r;
+}
+LOCKSTEP_INLINE Ints load_bytes(const void* p) {
+  Ints r;
+  __builtin_memcpy(r.v, p, 64);
+  return r;
+}
+LOCKSTEP_INLINE void store_ints(std::int32_t* p, Ints a) { __builtin_memcpy(p, a.v, 64); }
+LOCKSTEP_INLINE void store_low8(std::int8_t* p, Ints a) { LOCKSTEP_LANES p[i] = static_cast<std::int8_t>(a.v[i]); }
+LOCKSTEP_INLINE void store_low16(std::uint16_t* p, Ints a) { LOCKSTEP_LANES p[i] = static_cast<std::uint16_t>(a.v[i]); }
+LOCKSTEP_INLINE Ints load_u16(const std::uint16_t* p) {
+  Ints r;
+  LOCKSTEP_LANES r.v[i] = p[i];
+  return r;
+}
+LOCKSTEP_INLINE Ints bits(Floats a) { return __builtin_bit_cast(Ints, a); }
+LOCKSTEP_INLINE Floats from_bits(Ints a) { return __builtin_bit_cast(Floats, a); }
+LOCKSTEP_INLINE Floats to_floats(Ints a) {
+  Floats r;
+  LOCKSTEP_LANES r.v[i] = static_cast<float>(a.v[i]);
+  return r;
+}
+#define LOCKSTEP_BINARY(name, expression)                                                                   \
+  LOCKSTEP_INLINE Ints name(Ints a, Ints b) {                                                               \
+    LOCKSTEP_LANES {                                                                                        \
+      const std::uint32_t x = static_cast<std::uint32_t>(a.v[i]), y = static_cast<std::uint32_t>(b.v[i]);   \
+      a.v[i] = static_cast<std::int32_t>(expression);                                                       \
+    }                                                                                                       \
+    return a;                                                                                               \
+  }
+LOCKSTEP_BINARY(add, x + y)
+LOCKSTEP_BINARY(sub, x - y)
+LOCKSTEP_BINARY(bit_and, x& y)
+LOCKSTEP_BINARY(bit_xor, x ^ y)
+LOCKSTEP_BINARY(max_int, static_cast<std::int32_t>(x) > static_cast<std::int32_t>(y) ? x : y)
+LOCKSTEP_BINARY(equal_int, x == y ? 0xFFFFFFFFu : 0u)
+#undef LOCKSTEP_BINARY
+template <int N>
+LOCKSTEP_INLINE Ints shift_left(Ints a) {
+  LOCKSTEP_LANES a.v[i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) << N);
+  return a;
+}
+template <int N>
+LOCKSTEP_INLINE Ints shift_right(Ints a) {  // logical
+  LOCKSTEP_LANES a.v[i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) >> N);
+  return a;
+}
+template <int N>
+LOCKSTEP_INLINE Ints shift_right_signed(Ints a) {
+  LOCKSTEP_LANES a.v[i] >>= N;
+  return a;
+}
+/// Where x > best: best = x, id = x_id.
+LOCKSTEP_INLINE void take_greater(Floats& best, Ints& id, Floats x, Ints x_id) {
+  LOCKSTEP_LANES if (x.v[i] > best.v[i]) {
+    best.v[i] = x.v[i];
+    id.v[i] = x_id.v[i];
+  }
+}
+
+LOCKSTEP_INLINE Floats load_half(const std::uint16_t* p) {
+  Floats r;
+  LOCKSTEP_LANES {
+    const std::uint32_t sign = (p[i] & 0x8000u) << 16, exponent = (p[i] >> 10) & 31u, mantissa = p[i] & 1023u;
+    const std::uint32_t quiet = exponent == 31 && mantissa != 0 ? 0x400000u : 0u;
+    r.v[i] = exponent == 0 ? lane_float(lane_bits(static_cast<float>(mantissa) * 0x1p-24f) | sign)
+                           : lane_float(sign | ((exponent == 31 ? 255u : exponent + 112u) << 23) | (mantissa << 13) | quiet);
+  }
+  return r;
+}
+LOCKSTEP_INLINE void store_half(std::uint16_t* p, Floats a) {
+  LOCKSTEP_LANES {
+    const std::uint32_t sign = (lane_bits(a.v[i]) >> 16) & 0x8000u, magnitude = lane_bits(a.v[i]) & 0x7FFFFFFFu;
+    std::uint32_t half;
+    if (magnitude > 0x7F800000u) {
+      half = 0x7E00u | ((magnitude >> 13) & 0x3FFu);
+    } else if (magnitude >= 0x47800000u) {
+      half = 0x7C00u;
+    } else if (magnitude < 0x38800000u) {
+      half = static_cast<std::uint32_t>((lane_float(magnitude) * 0x1p24f + 0x1p23f) - 0x1p23f);
+    } else {
+      half = (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+    }
+    p[i] = static_cast<std::uint16_t>(sign | half);
+  }
+}
+
+// Dots of four int8 a lane. Weights: Q8_0 signed; nibbles 0..15.
+LOCKSTEP_INLINE Ints quad_dot(Ints accumulator, Ints w, Ints x) {
+  LOCKSTEP_LANES for (int j = 0; j < 4; ++j) {
+    const std::int32_t a = static_cast<std::int8_t>(static_cast<std::uint32_t>(w.v[i]) >> (8 * j));
+    const std::int32_t b = static_cast<std::int8_t>(static_cast<std::uint32_t>(x.v[i]) >> (8 * j));
+    accumulator.v[i] += a * b;
+  }
+  return accumulator;
+}
+LOCKSTEP_INLINE Ints low_nibbles(Ints w) { return bit_and(w, splat_int(0x0F0F0F0F)); }
+LOCKSTEP_INLINE Ints high_nibbles(Ints w) { return bit_and(shift_right<4>(w), splat_int(0x0F0F0F0F)); }
+LOCKSTEP_INLINE Ints q8_begin(std::int32_t) { return splat_int(0); }
+LOCKSTEP_INLINE Ints q8_prepare(Ints w) { return w; }
+LOCKSTEP_INLINE Ints q8_dot(Ints accumulator, Ints w, Ints, Ints x) { return quad_dot(accumulator, w, x); }
+LOCKSTEP_INLINE Ints q4_begin(std::int32_t start) { return splat_int(start); }
+LOCKSTEP_INLINE Ints q4_dot(Ints accumulator, Ints w, Ints x) { return quad_dot(accumulator, w, x); }
+LOCKSTEP_INLINE Ints q4_end(Ints accumulator, std::int32_t) { return accumulator; }

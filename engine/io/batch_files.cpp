@@ -1,0 +1,108 @@
+#include "engine/io/batch_files.h"
+
+#include <array>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "engine/io/file_descriptor.h"
+#include "engine/io/run_record.h"
+
+namespace lockstep::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool same_file(const fs::path& a, const fs::path& b) {
+  std::error_code ignored;
+  if (fs::equivalent(a, b, ignored)) return true;
+  const fs::path full_a = fs::weakly_canonical(fs::absolute(a), ignored);
+  const fs::path full_b = fs::weakly_canonical(fs::absolute(b), ignored);
+  return full_a == full_b;
+}
+
+void check_output_path(const char* what, const fs::path& path) {
+  if (path.empty() || !path.has_filename())
+    throw UsageError(std::string("the ") + what + " needs a file name, but is \"" + path.string() + "\"");
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    throw UsageError(path.string() + ": the " + what + " must be an ordinary file, because it is put in place by a rename");
+  }
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  if (!fs::is_directory(folder, ignored)) throw UsageError(path.string() + ": the folder of the " + what + " does not exist");
+}
+
+bool there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+bool has_content(const fs::path& path) {
+  std::error_code failed;
+  const std::uintmax_t size = fs::file_size(path, failed);
+  return !failed && size > 0;
+}
+
+}  // namespace
+
+fs::path journal_path(const BatchOptions& options) { return with_suffix(options.output_file, ".partial"); }
+fs::path record_path(const BatchOptions& options) { return with_suffix(options.output_file, ".run.json"); }
+
+void check_paths(const BatchOptions& options) {
+  if (options.overwrite && (options.resume || options.retry_errors)) {
+    throw UsageError("--overwrite can not be given together with --resume or --retry-errors");
+  }
+  check_output_path("output file", options.output_file);
+  if (options.error_file) check_output_path("error file", *options.error_file);
+
+  std::vector<std::pair<const char*, fs::path>> files = {{"input file", options.input_file},
+                                                         {"output file", options.output_file},
+                                                         {"journal", journal_path(options)},
+                                                         {"job record", record_path(options)}};
+  if (options.error_file) files.emplace_back("error file", *options.error_file);
+  for (std::size_t i = files.size(); i-- > 1;) files.emplace_back("temporary file", with_suffix(files[i].second, ".tmp"));
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    for (std::size_t j = i + 1; j < files.size(); ++j) {
+      if (same_file(files[i].second, files[j].second)) {
+        throw UsageError(files[j].second.string() + ": the " + files[j].first + " is the same file as the " + files[i].first);
+      }
+    }
+  }
+}
+
+JobStart find_job_start(const BatchOptions& options) {
+  const std::string output = options.output_file.string();
+  const std::string journal = journal_path(options).string();
+  const bool has_output = there(options.output_file);
+  const bool has_journal = has_content(journal);
+  const bool has_record = there(record_path(options));
+  if (options.overwrite) return JobStart::kFresh;
+  if (!options.resume && !options.retry_errors) {
+    if (has_output) throw UsageError(output + ": exists already: --overwrite replaces it");
+    if (options.error_file && there(*options.error_file))
+      throw UsageError(options.error_file->string() + ": exists already: --overwrite replaces it");
+    if (has_journal) throw UsageError(journal + ": an earlier job left answers: --resume goes on with it, --overwrite starts anew");
+    return JobStart::kFresh;
+  }
+  if (!has_record) {
+    if (!has_output && !has_journal) return JobStart::kFresh;
+    throw UsageError("--resume: " + record_path(options).string() + " is missing, without which " + (has_journal ? journal : output) +
+                     " can not be continued; --overwrite starts anew");
+  }
+  if (has_journal || !has_output) return JobStart::kContinue;
+  return options.retry_errors ? JobStart::kRetry : JobStart::kComplete;
+}
+
+void check_batch_files(const BatchOptions& options) {
+  check_paths(options);
+  std::error_code ignored;
+  const fs::file_status input = fs::status(options.input_file, ignored);
+  if (!fs::exists(input)) throw UsageError(options.input_file.string() + ": the input file does not exist");
+  if (fs::is_directory(input)) throw UsageError(options.input_file.string() + ": the input file is a directory");
+  if (find_job_start(options) == JobStart::kFresh) return;
+  const RunRecord record = read_run_record(record_path(options));
+  check_same_settings(record, options.model_hash, options.numerics_version, options.settings, true);
+}
+
+}  // namespace lockstep::engine

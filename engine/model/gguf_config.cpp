@@ -1,0 +1,222 @@
+#include "engine/model/gguf_config.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <set>
+#include <stdexcept>
+
+#include "engine/model/limits.h"
+#include "engine/weights/quote.h"
+
+namespace lockstep::engine {
+namespace {
+
+constexpr std::string_view kTokens = "tokenizer.ggml.tokens";
+
+std::string range_text(std::uint64_t min, std::uint64_t max) {
+  return "; from " + std::to_string(min) + " to " + std::to_string(max) + " is possible";
+}
+
+std::optional<std::uint64_t> optional_size(const GgufMetadata& metadata, std::string_view key, std::uint64_t min, std::uint64_t max) {
+  const auto value = metadata.unsigned_integer(key);
+  if (value && (*value < min || *value > max)) metadata.fail(key, "is " + std::to_string(*value) + range_text(min, max));
+  return value;
+}
+
+std::uint64_t required_size(const GgufMetadata& metadata, std::string_view key, std::uint64_t min, std::uint64_t max) {
+  const auto value = optional_size(metadata, key, min, max);
+  if (!value) metadata.fail(key, "is missing");
+  return *value;
+}
+
+/// -1 if absent, or where the file writes -1 as an unsigned number.
+std::int32_t token_id(const GgufMetadata& metadata, std::string_view key) {
+  const auto id = metadata.integer(key);
+  if (!id || *id == -1 || *id == std::numeric_limits<std::uint32_t>::max()) return -1;
+  if (*id < 0 || *id > std::numeric_limits<std::int32_t>::max()) metadata.fail(key, "is " + std::to_string(*id) + ", which is no token id");
+  return static_cast<std::int32_t>(*id);
+}
+
+int flag_or_unknown(const GgufMetadata& metadata, std::string_view key) {
+  const auto flag = metadata.flag(key);
+  return flag ? static_cast<int>(*flag) : -1;
+}
+
+/// Refuses what would change the result and is not done yet.
+void refuse_unsupported(const GgufFile& file) {
+  const GgufMetadata& metadata = file.metadata;
+  const std::string* scaling = metadata.text("llama.rope.scaling.type");
+  if (scaling != nullptr && *scaling != "none")
+    metadata.fail("llama.rope.scaling.type", "is " + quote(*scaling) + ", which is not supported yet; supported: 'none'");
+  for (const std::string_view key : {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
+    const double factor = metadata.number(key).value_or(1.0);
+    if (scaling == nullptr && factor != 1.0 && factor != 0.0)
+      metadata.fail(key, "is " + std::to_string(factor) + ": rotary scaling is not supported yet");
+  }
+  for (const std::string_view key : {"llama.expert_count", "llama.attention.sliding_window"}) {
+    const double value = metadata.number(key).value_or(0.0);
+    if (value != 0.0) metadata.fail(key, "is " + std::to_string(value) + ", which is not supported yet");
+  }
+  for (const std::string_view key :
+       {"llama.attention.scale", "llama.attention.clamp_kqv", "llama.logit_scale", "llama.residual_scale", "llama.embedding_scale"}) {
+    if (metadata.contains(key)) metadata.fail(key, "is not supported");
+  }
+  if (file.tensors->contains("rope_freqs.weight")) {
+    throw std::runtime_error(metadata.source() + ": tensor 'rope_freqs.weight' scales the rotary frequencies, which is not supported yet");
+  }
+}
+
+/// Whether all of these tensors are there in every layer. @throws if only some are.
+bool in_every_layer(const GgufFile& file, std::size_t num_layers, std::span<const std::string_view> names) {
+  std::size_t found = 0;
+  std::string missing;
+  for (std::size_t layer = 0; layer < num_layers; ++layer) {
+    for (const std::string_view name : names) {
+      const std::string full = "blk." + std::to_string(layer) + "." + std::string(name);
+      if (file.tensors->contains(full)) {
+        ++found;
+      } else if (missing.empty()) {
+        missing = full;
+      }
+    }
+  }
+  if (found != 0 && !missing.empty()) {
+    throw std::runtime_error(file.metadata.source() + ": tensor " + quote(missing) +
+                             " is missing, while other layers or projections have such a bias");
+  }
+  return found != 0;
+}
+
+std::size_t read_vocab_size(const GgufMetadata& metadata) {
+  constexpr std::string_view kKey = "llama.vocab_size";
+  const auto stated = optional_size(metadata, kKey, 1, SpecLimits::kVocabSize);
+  const std::vector<std::string>* tokens = metadata.texts(kTokens);
+  if (!stated && tokens == nullptr) metadata.fail(kKey, "is missing, and " + std::string(kTokens) + ", too");
+  if (stated && tokens != nullptr && tokens->size() > *stated) {
+    metadata.fail(
+        kKey, "is " + std::to_string(*stated) + ", less than the " + std::to_string(tokens->size()) + " tokens of " + std::string(kTokens));
+  }
+  if (stated) return *stated;
+  if (tokens->empty() || tokens->size() > SpecLimits::kVocabSize) {
+    metadata.fail(kTokens, "has " + std::to_string(tokens->size()) + " entries" + range_text(1, SpecLimits::kVocabSize));
+  }
+  return tokens->size();
+}
+
+void read_special_tokens(const GgufMetadata& metadata, ModelSpec& spec) {
+  const auto vocab_size = static_cast<std::int64_t>(spec.vocab_size);
+  const auto checked = [&](std::string_view key) {
+    const std::int32_t id = token_id(metadata, key);
+    if (id >= vocab_size) metadata.fail(key, "is " + std::to_string(id) + ", outside the vocabulary of " + std::to_string(vocab_size));
+    return id;
+  };
+  spec.bos_id = checked("tokenizer.ggml.bos_token_id");
+  std::set<std::int32_t> eos;
+  for (const std::string_view key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"})
+    eos.insert(checked(key));
+  eos.erase(-1);
+  spec.eos_ids.assign(eos.begin(), eos.end());
+  const std::int32_t pad = token_id(metadata, "tokenizer.ggml.padding_token_id");
+  spec.pad_id = pad < vocab_size ? pad : -1;
+}
+
+std::size_t read_head_dim(const GgufMetadata& metadata, const ModelSpec& spec) {
+  constexpr std::string_view kKey = "llama.attention.key_length";
+  constexpr std::string_view kValueKey = "llama.attention.value_length";
+  const auto stated = optional_size(metadata, kKey, 2, SpecLimits::kHeadDim);
+  if (!stated && (spec.hidden_size % spec.num_heads != 0 || spec.hidden_size / spec.num_heads < 2)) {
+    metadata.fail("llama.embedding_length", "is " + std::to_string(spec.hidden_size) + ", which " + std::to_string(spec.num_heads) +
+                                                " heads cannot share evenly, and there is no " + std::string(kKey));
+  }
+  const std::size_t head_dim = stated.value_or(spec.hidden_size / spec.num_heads);
+  if (head_dim > SpecLimits::kHeadDim) metadata.fail("llama.embedding_length", "makes a head of dimension " + std::to_string(head_dim));
+  const auto value_length = optional_size(metadata, kValueKey, 1, SpecLimits::kHeadDim);
+  if (value_length.value_or(head_dim) != head_dim) {
+    metadata.fail(kValueKey, "is " + std::to_string(*value_length) + ", not the dimension of keys, " + std::to_string(head_dim) +
+                                 ", which is not supported");
+  }
+  return head_dim;
+}
+
+}  // namespace
+
+ModelSpec spec_from_gguf(const GgufFile& file) {
+  const GgufMetadata& metadata = file.metadata;
+  const std::string* architecture = metadata.text("general.architecture");
+  if (architecture == nullptr) metadata.fail("general.architecture", "is missing");
+  if (*architecture != "llama")
+    metadata.fail("general.architecture", "is " + quote(*architecture) + ", which is not supported; supported: 'llama'");
+  refuse_unsupported(file);
+
+  ModelSpec spec;
+  spec.architecture = *architecture;
+  spec.source = metadata.source();
+  spec.naming = NamingScheme::kGguf;
+  spec.rotary_pairs_interleaved = true;
+  spec.hidden_size = required_size(metadata, "llama.embedding_length", 1, SpecLimits::kHiddenSize);
+  spec.num_layers = required_size(metadata, "llama.block_count", 1, SpecLimits::kLayers);
+  spec.num_heads = required_size(metadata, "llama.attention.head_count", 1, SpecLimits::kHeads);
+  spec.num_kv_heads = optional_size(metadata, "llama.attention.head_count_kv", 1, SpecLimits::kHeads).value_or(spec.num_heads);
+  spec.head_dim = read_head_dim(metadata, spec);
+  spec.intermediate_size = required_size(metadata, "llama.feed_forward_length", 1, SpecLimits::kIntermediateSize);
+  spec.max_position_embeddings = required_size(metadata, "llama.context_length", 1, SpecLimits::kPositions);
+  spec.vocab_size = read_vocab_size(metadata);
+  spec.rope.rotary_dim = optional_size(metadata, "llama.rope.dimension_count", 2, SpecLimits::kHeadDim).value_or(spec.head_dim);
+
+  constexpr std::string_view kTheta = "llama.rope.freq_base";
+  spec.rope.theta = metadata.number(kTheta).value_or(10000.0);
+  if (!(spec.rope.theta >= 1.0 && spec.rope.theta <= SpecLimits::kRopeTheta))
+    metadata.fail(kTheta, "is " + std::to_string(spec.rope.theta) + "; from 1 to 1e15 is possible");
+  constexpr std::string_view kEps = "llama.attention.layer_norm_rms_epsilon";
+  const auto eps = metadata.number(kEps);
+  if (!eps) metadata.fail(kEps, "is missing");
+  spec.rms_norm_eps = *eps > 0.0 && *eps <= 1.0 ? static_cast<float>(*eps) : 0.0f;
+  if (!(spec.rms_norm_eps > 0.0f)) metadata.fail(kEps, "is " + std::to_string(*eps) + "; a positive number up to 1 is needed");
+
+  constexpr std::array<std::string_view, 3> kAttention{"attn_q.bias", "attn_k.bias", "attn_v.bias"};
+  constexpr std::array<std::string_view, 1> kOutput{"attn_output.bias"};
+  constexpr std::array<std::string_view, 3> kMlp{"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"};
+  spec.attention_bias = in_every_layer(file, spec.num_layers, kAttention);
+  spec.attention_output_bias = in_every_layer(file, spec.num_layers, kOutput);
+  spec.mlp_bias = in_every_layer(file, spec.num_layers, kMlp);
+  spec.tie_word_embeddings = !file.tensors->contains("output.weight");
+  read_special_tokens(metadata, spec);
+  check_consistency(spec);
+  return spec;
+}
+
+std::optional<text::GgufVocabulary> vocabulary_from_gguf(const GgufMetadata& metadata) {
+  const std::vector<std::string>* tokens = metadata.texts(kTokens);
+  if (tokens == nullptr) return std::nullopt;
+  const auto text_or_empty = [&](std::string_view key) {
+    const std::string* text = metadata.text(key);
+    return text == nullptr ? std::string() : *text;
+  };
+  text::GgufVocabulary vocabulary;
+  vocabulary.source = metadata.source();
+  vocabulary.model = text_or_empty("tokenizer.ggml.model");
+  vocabulary.pre = text_or_empty("tokenizer.ggml.pre");
+  vocabulary.tokens = *tokens;
+  if (const auto* merges = metadata.texts("tokenizer.ggml.merges")) vocabulary.merges = *merges;
+  constexpr std::string_view kTypes = "tokenizer.ggml.token_type";
+  if (const auto types = metadata.integers(kTypes)) {
+    if (types->size() != tokens->size()) {
+      metadata.fail(kTypes, "has " + std::to_string(types->size()) + " entries for " + std::to_string(tokens->size()) + " tokens");
+    }
+    for (const std::int64_t type : *types) {
+      if (type < 0 || type > 6) metadata.fail(kTypes, "has an entry " + std::to_string(type) + range_text(0, 6));
+      vocabulary.types.push_back(static_cast<std::int32_t>(type));
+    }
+  }
+  vocabulary.bos_id = token_id(metadata, "tokenizer.ggml.bos_token_id");
+  vocabulary.eos_id = token_id(metadata, "tokenizer.ggml.eos_token_id");
+  vocabulary.eot_id = token_id(metadata, "tokenizer.ggml.eot_token_id");
+  vocabulary.pad_id = token_id(metadata, "tokenizer.ggml.padding_token_id");
+  vocabulary.unknown_id = token_id(metadata, "tokenizer.ggml.unknown_token_id");
+  vocabulary.add_bos = flag_or_unknown(metadata, "tokenizer.ggml.add_bos_token");
+  vocabulary.add_eos = flag_or_unknown(metadata, "tokenizer.ggml.add_eos_token");
+  return vocabulary;
+}
+
+}  // namespace lockstep::engine

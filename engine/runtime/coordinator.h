@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/runtime/engine.h"
+#include "engine/runtime/plan_channel.h"
+#include "engine/runtime/scheduler.h"
+#include "engine/runtime/step_plan.h"
+#include "engine/runtime/step_runner.h"
+#include "engine/runtime/stop_strings.h"
+#include "engine/sampling/sampler.h"
+#include "engine/text/tokenizer.h"
+
+namespace lockstep::engine {
+
+struct CoordinatorOptions {
+  SchedulerOptions scheduler;
+  std::size_t max_model_len = 0;  // of the model or as asked for; what the KV cache holds for one sequence is a limit as well
+  std::size_t vocab_size = 0;
+  std::vector<TokenId> eos_ids;                // tokens that end a generation, unless ignore_eos
+  const text::Tokenizer* tokenizer = nullptr;  // absent: answers have no text, and stop strings are refused
+};
+
+/// The autoregressive loop on rank 0, the only one to decide anything: scheduler -> step plan -> every rank -> sampler -> stop conditions
+/// -> callbacks.
+///
+/// An answer depends on the prompt, the sampling parameters and the model alone: not on the options of the scheduler, the other requests or
+/// the order of calls. A generation ends with kStop at an EOS id, one of stop_token_ids (both belong to `tokens`, not to `text`) or a stop
+/// string (`text` ends before it); with kLength at max_tokens or when the context is full; with kError when the model's logits are not
+/// finite. One choice's error leaves the others alone.
+///
+/// If the runner or the sender throws, the exception leaves step() and the object is of no further use (every step() throws).
+class Coordinator : public Engine {
+ public:
+  /// `runner` and `sender` must outlive the object. `sender` is null where there is one rank.
+  /// @throws std::invalid_argument that names the option.
+  Coordinator(CoordinatorOptions options, StepRunner& runner, PlanSender* sender);
+  ~Coordinator() override;
+
+  /// @throws std::invalid_argument if the request can not be computed: empty or too long prompt, token outside the vocabulary, no choice,
+  /// stop strings without text.
+  void submit(Request request, OnCompletion done) override;
+  bool step() override;
+  std::size_t num_in_flight() const override { return num_in_flight_; }
+  void cancel_all() override;
+  Limits limits() const override;
+  Counters counters() const override;
+
+  /// Runs a plan of the caller's on every rank, where one wants more of a forward pass than answers (all logits of a prompt). Its sequence
+  /// number is set here, and any block of the cache is free to use.
+  /// @throws std::logic_error if a request is in flight.
+  void run_when_idle(StepPlan& plan, StepResult& result);
+
+  /// Tells the other ranks that there is no further step. Call it once, when all is done; nothing may be stepped after it.
+  void stop();
+  /// As stop(), but they end with this error.
+  void abort(std::string_view reason);
+
+ private:
+  struct Group;        // a request in flight
+  struct ChoiceState;  // one of its choices
+
+  void build_plan();
+  void add_chunk(const ScheduledChunk& chunk);
+  void run_everywhere(StepPlan& plan, StepResult& result);
+  void send(const StepPlan& plan);
+  void end(StepKind kind, std::string_view reason);
+  void take_result();
+  Sample sample_row(std::size_t row, const ChoiceState& state, const std::vector<TokenId>& tokens);
+  void take_token(SequenceId sequence, ChoiceState& state, Sample&& sample);
+  void finish(SequenceId sequence, ChoiceState& state, FinishReason reason);
+  void deliver();
+
+  CoordinatorOptions options_;
+  StepRunner& runner_;
+  PlanSender* sender_;
+  Scheduler scheduler_;
+  Sampler sampler_;
+  Limits limits_;
+  Counters counters_;
+  std::size_t num_in_flight_ = 0;
+  bool is_over_ = false;
+
+  std::unordered_map<SequenceId, std::unique_ptr<ChoiceState>> choices_;
+  std::vector<std::shared_ptr<Group>> complete_;  // to be delivered at the end of this step
+  std::vector<ScheduledChunk> chunks_;            // of this step
+  StepPlan plan_;
+  StepResult result_;
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace lockstep::engine

@@ -1,0 +1,70 @@
+#include "engine/runtime/kv_cache.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace lockstep::engine {
+
+BlockAllocator::BlockAllocator(std::size_t num_blocks, std::size_t block_size) : block_size_(block_size) {
+  if (num_blocks == 0 || block_size == 0 || num_blocks > std::numeric_limits<std::uint32_t>::max()) {
+    throw std::invalid_argument("KV cache: " + std::to_string(num_blocks) + " blocks of " + std::to_string(block_size) + " tokens");
+  }
+  in_use_.resize(num_blocks, false);
+  free_.resize(num_blocks);
+  for (std::size_t i = 0; i < num_blocks; ++i) free_[i] = static_cast<std::uint32_t>(num_blocks - 1 - i);
+}
+
+bool BlockAllocator::extend(std::vector<std::uint32_t>& table, std::size_t num_tokens) {
+  const std::size_t wanted = blocks_for(num_tokens);
+  if (wanted <= table.size()) return true;
+  if (wanted - table.size() > free_.size()) return false;
+  while (table.size() < wanted) {
+    const std::uint32_t block = free_.back();
+    free_.pop_back();
+    in_use_[block] = true;
+    table.push_back(block);
+  }
+  return true;
+}
+
+void BlockAllocator::release(std::vector<std::uint32_t>& table) {
+  for (const std::uint32_t block : table) {
+    if (block >= in_use_.size() || !in_use_[block])
+      throw std::logic_error("KV cache: block " + std::to_string(block) + " is given back, but not in use");
+    in_use_[block] = false;
+    free_.push_back(block);
+  }
+  table.clear();
+}
+
+KvCacheSize size_kv_cache(std::uint64_t budget_bytes, device::KvCacheSpec spec, std::size_t max_model_len, bool length_is_required,
+                          std::size_t max_num_seqs) {
+  if (spec.block_size == 0 || max_model_len == 0 || max_num_seqs == 0) {
+    throw std::runtime_error("KV cache: block size " + std::to_string(spec.block_size) + ", maximum length " +
+                             std::to_string(max_model_len) + " and " + std::to_string(max_num_seqs) + " sequences must be at least 1");
+  }
+  const std::uint64_t bytes_per_block = spec.bytes_per_block();
+  const std::uint64_t affordable = bytes_per_block == 0 ? std::numeric_limits<std::uint32_t>::max() : budget_bytes / bytes_per_block;
+  const std::uint64_t blocks_per_sequence = (std::uint64_t{max_model_len} + spec.block_size - 1) / spec.block_size;
+  const std::uint64_t bytes_per_token = bytes_per_block / spec.block_size;
+  if (affordable == 0 || (length_is_required && affordable < blocks_per_sequence)) {
+    const std::string needed = std::to_string(blocks_per_sequence * bytes_per_block);
+    throw std::runtime_error("KV cache: a token takes " + std::to_string(bytes_per_token) + " bytes on this rank, a block of " +
+                             std::to_string(spec.block_size) + " tokens " + std::to_string(bytes_per_block) + " bytes; " +
+                             std::to_string(budget_bytes) + " bytes hold " + std::to_string(affordable * spec.block_size) +
+                             " tokens, but one sequence of " + std::to_string(max_model_len) + " tokens needs " + needed +
+                             " bytes. The longest workable length is " + std::to_string(affordable * spec.block_size) + " tokens");
+  }
+  const std::uint64_t useful =
+      std::min<std::uint64_t>(blocks_per_sequence, std::numeric_limits<std::uint32_t>::max() / max_num_seqs) * max_num_seqs;
+  KvCacheSize size;
+  size.num_blocks = static_cast<std::size_t>(
+      std::min({affordable, std::max(useful, blocks_per_sequence), std::uint64_t{std::numeric_limits<std::uint32_t>::max()}}));
+  size.bytes_per_token = static_cast<std::size_t>(bytes_per_token);
+  size.max_model_len = static_cast<std::size_t>(std::min<std::uint64_t>(max_model_len, std::uint64_t{size.num_blocks} * spec.block_size));
+  return size;
+}
+
+}  // namespace lockstep::engine

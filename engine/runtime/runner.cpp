@@ -1,0 +1,223 @@
+#include "engine/runtime/runner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+
+#include "parallel/vocab_merge.h"
+
+namespace lockstep::engine {
+
+using device::Activation;
+using device::Matrix;
+using parallel::kNone;
+using parallel::RankNode;
+using parallel::RankOp;
+
+struct Runner::StepContext {
+  const device::StepBatch& batch;
+  std::uint64_t sequence = 0;
+  std::size_t rows = 0;  // of the values that the current node works on: tokens, then logit rows
+};
+
+Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rope, const RunnerOptions& options, device::Device& device,
+               comm::Communicator& communicator)
+    : graph_(std::move(graph)),
+      shard_(std::move(shard)),
+      options_(options),
+      device_(device),
+      communicator_(communicator),
+      angles_(rotary_angles(rope, options.max_positions)),
+      rotary_{angles_.cosines, angles_.sines, rope.rotary_dim} {
+  if (static_cast<std::size_t>(communicator.size()) != graph_.shard.num_ranks || static_cast<std::size_t>(communicator.rank()) != graph_.shard.rank) {
+    throw std::invalid_argument("runner: the plan is for rank " + std::to_string(graph_.shard.rank) + " of " + std::to_string(graph_.shard.num_ranks) +
+                                ", the communicator is rank " + std::to_string(communicator.rank()) + " of " + std::to_string(communicator.size()));
+  }
+  const parallel::Shard& mine = graph_.shard;
+  const std::size_t group = graph_.dims.num_heads / graph_.dims.num_kv_heads;
+  for (const parallel::Range share : graph_.vocabulary_shares) vocabulary_sizes_.push_back(share.size());
+  attention_.num_heads = mine.heads.size();
+  attention_.num_kv_heads = mine.kv_heads.size();
+  attention_.head_dim = graph_.dims.head_dim;
+  attention_.scale = 1.0f / std::sqrt(static_cast<float>(graph_.dims.head_dim));
+  for (std::size_t head = mine.heads.begin; head < mine.heads.end; ++head) {
+    attention_.kv_head_of.push_back(static_cast<std::uint32_t>(head / group - mine.kv_heads.begin));
+  }
+  options_.kv.num_layers = graph_.dims.num_layers;
+  options_.kv.num_kv_heads = mine.kv_heads.size();
+  options_.kv.head_dim = graph_.dims.head_dim;
+  kv_ = device_.allocate_kv_cache(options_.kv);
+  allocate_values();
+}
+
+Runner::~Runner() = default;
+
+void Runner::allocate_values() {
+  // Everything behind the selection of logit rows is sized by those.
+  std::vector<bool> over_logit_rows(graph_.values.size(), false);
+  bool selected = false;
+  for (const RankNode& node : graph_.nodes) {
+    selected = selected || node.op == RankOp::kSelectLogitRows;
+    if (selected && node.output != kNone) over_logit_rows[node.output] = true;
+  }
+  for (std::size_t i = 0; i < graph_.values.size(); ++i) {
+    const parallel::RankValue& value = graph_.values[i];
+    const std::size_t rows = value.row_factor * (over_logit_rows[i] ? options_.max_logit_rows : options_.max_tokens);
+    buffers_.push_back(device_.allocate(device_.matrix_bytes(value.type, rows, value.columns)));
+    values_.push_back({buffers_.back()->data(), value.columns, rows, value.type});
+  }
+  if (graph_.shard.num_ranks > 1) {
+    gathered_embedding_ = device_.allocate(device_.matrix_bytes(Activation::kFloat32, options_.max_tokens, graph_.dims.hidden));
+  }
+}
+
+const float* Runner::vector_of(const RankNode& node) const {
+  return node.vector == kNone ? nullptr : static_cast<const float*>(shard_.vectors[node.vector]->data());
+}
+
+void Runner::run(const StepPlan& plan, StepResult& result) {
+  check_blocks(plan.batch, options_.kv.block_size, options_.kv.num_blocks);
+  if (plan.batch.num_tokens() > options_.max_tokens || plan.batch.logit_rows.size() > options_.max_logit_rows) {
+    throw std::runtime_error("runner: a step of " + std::to_string(plan.batch.num_tokens()) + " tokens and " +
+                             std::to_string(plan.batch.logit_rows.size()) + " logit rows; there is room for " + std::to_string(options_.max_tokens) +
+                             " and " + std::to_string(options_.max_logit_rows));
+  }
+  StepContext step{plan.batch, plan.sequence, plan.batch.num_tokens()};
+  result.tops.clear();
+  result.logits.clear();
+  for (const RankNode& node : graph_.nodes) {
+    if (node.op == RankOp::kSelectLogitRows) {
+      step.rows = plan.batch.logit_rows.size();
+      if (step.rows == 0) return;  // the same on every rank: the plan says so
+    }
+    run_node(node, step);
+    if (tap_) show(node, step);
+  }
+  deliver(plan, result);
+}
+
+void Runner::run_node(const RankNode& node, const StepContext& step) {
+  comm::Position position{.step = step.sequence};
+  std::memcpy(position.node, node.name.data(), std::min(node.name.size(), sizeof position.node - 1));
+  communicator_.set_position(position);
+
+  const auto input = [&]() -> const Matrix& { return values_[node.input]; };
+  const auto output = [&]() -> const Matrix& { return values_[node.output]; };
+  switch (node.op) {
+    case RankOp::kEmbed: embed(node, step.batch); return;
+    case RankOp::kGatherEmbedding: gather_embedding(node, step.batch); return;
+    case RankOp::kRmsNorm: device_.rms_norm(input(), step.rows, vector_of(node), graph_.rms_norm_eps, output()); return;
+    case RankOp::kConvert: device_.convert(input(), step.rows, output()); return;
+    case RankOp::kLinear:
+      if (shard_.weights[node.weight]) device_.linear(input(), step.rows, *shard_.weights[node.weight], vector_of(node), output(), node.out_column);
+      return;
+    case RankOp::kRotateAndAppend: device_.rotate_and_append(input(), step.batch, attention_, rotary_.rotary_dim > 0 ? &rotary_ : nullptr, *kv_, node.layer); return;
+    case RankOp::kAttention: device_.attention(input(), step.batch, attention_, *kv_, node.layer, output()); return;
+    case RankOp::kSwiglu: device_.swiglu(input(), step.rows, output()); return;
+    case RankOp::kAllReduce:
+      device_.synchronize();
+      communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(input().data), step.rows * input().columns);
+      return;
+    case RankOp::kAdd: device_.add(output(), input(), step.rows, vector_of(node)); return;
+    case RankOp::kSelectLogitRows: device_.gather_rows(input(), step.batch.logit_rows, output()); return;
+  }
+}
+
+void Runner::embed(const RankNode& node, const device::StepBatch& batch) {
+  const parallel::Range mine = graph_.shard.vocabulary;
+  own_rows_.clear();
+  for (const std::int32_t id : batch.token_ids) {
+    const auto unsigned_id = static_cast<std::size_t>(id);
+    if (id < 0 || unsigned_id >= graph_.dims.vocabulary) throw std::runtime_error("runner: token id " + std::to_string(id) + " is not in the vocabulary");
+    if (unsigned_id >= mine.begin && unsigned_id < mine.end) own_rows_.push_back(static_cast<std::int32_t>(unsigned_id - mine.begin));
+  }
+  if (!own_rows_.empty()) device_.embed(*shard_.weights[node.weight], own_rows_, values_[node.output]);
+}
+
+/// Every rank has embedded the tokens whose rows it holds, in the order of the step. All ranks know all token ids, so each knows who has what.
+void Runner::gather_embedding(const RankNode& node, const device::StepBatch& batch) {
+  const std::vector<parallel::Range>& shares = graph_.vocabulary_shares;
+  const auto owner_of = [&](std::int32_t id) {
+    const auto behind = std::upper_bound(shares.begin(), shares.end(), static_cast<std::size_t>(id), [](std::size_t value, parallel::Range share) { return value < share.end; });
+    return static_cast<std::size_t>(behind - shares.begin());
+  };
+  const std::size_t row_bytes = graph_.dims.hidden * sizeof(float);
+  bytes_per_rank_.assign(shares.size(), 0);
+  for (const std::int32_t id : batch.token_ids) bytes_per_rank_[owner_of(id)] += row_bytes;
+  std::vector<std::uint32_t> next(shares.size(), 0);  // row of the rank's next token in the gathered rows
+  for (std::size_t rank = 1; rank < shares.size(); ++rank) next[rank] = next[rank - 1] + static_cast<std::uint32_t>(bytes_per_rank_[rank - 1] / row_bytes);
+  token_order_.clear();
+  for (const std::int32_t id : batch.token_ids) token_order_.push_back(next[owner_of(id)]++);
+
+  device_.synchronize();
+  auto* gathered = static_cast<std::byte*>(gathered_embedding_->data());
+  communicator_.all_gather({static_cast<const std::byte*>(values_[node.input].data), bytes_per_rank_[graph_.shard.rank]},
+                           {gathered, batch.num_tokens() * row_bytes}, bytes_per_rank_);
+  device_.gather_rows({gathered, graph_.dims.hidden, options_.max_tokens, Activation::kFloat32}, token_order_, values_[node.output]);
+}
+
+void Runner::show(const RankNode& node, const StepContext& step) {
+  const auto show_value = [&](const std::string& name, std::size_t value, const float* bias) {
+    const std::size_t columns = values_[value].columns;
+    std::vector<float> floats(step.rows * columns);
+    device_.read_floats(values_[value], 0, step.rows, floats);
+    if (bias != nullptr) {
+      for (std::size_t i = 0; i < floats.size(); ++i) floats[i] += bias[i % columns];
+    }
+    tap_(name, step.rows, columns, floats);
+  };
+  if (!node.tap_input.empty()) show_value(node.tap_input, node.input, vector_of(node));
+  if (!node.tap.empty()) show_value(node.tap, node.output, nullptr);
+}
+
+void Runner::deliver(const StepPlan& plan, StepResult& result) {
+  const std::size_t num_rows = plan.batch.logit_rows.size();
+  gather_tops(num_rows, result);
+  if (std::find(plan.wanted.begin(), plan.wanted.end(), RowWants::kLogits) != plan.wanted.end()) gather_logits(plan, result);
+  if (graph_.shard.rank == 0) result.logits.resize(num_rows);
+}
+
+void Runner::gather_tops(std::size_t num_rows, StepResult& result) {
+  local_tops_.assign(num_rows, device::Top{});
+  if (values_[graph_.logits].columns > 0) device_.top_of_rows(values_[graph_.logits], num_rows, local_tops_);
+  const std::size_t num_ranks = graph_.shard.num_ranks;
+  const bool root = graph_.shard.rank == 0;
+  all_tops_.resize(root ? num_ranks * num_rows : 0);
+  bytes_per_rank_.assign(num_ranks, num_rows * sizeof(device::Top));
+  communicator_.gather(std::as_bytes(std::span(local_tops_)), std::as_writable_bytes(std::span(all_tops_)), bytes_per_rank_, 0);
+  if (!root) return;
+  result.tops.resize(num_rows);
+  parallel::merge_tops(all_tops_, vocabulary_sizes_, result.tops);
+}
+
+void Runner::gather_logits(const StepPlan& plan, StepResult& result) {
+  const Matrix& local = values_[graph_.logits];
+  std::size_t num_wanted = 0;
+  local_logits_.resize(plan.wanted.size() * local.columns);
+  for (std::size_t row = 0; row < plan.wanted.size(); ++row) {
+    if (plan.wanted[row] != RowWants::kLogits) continue;
+    device_.read_floats(local, row, 1, std::span(local_logits_).subspan(num_wanted * local.columns, local.columns));
+    ++num_wanted;
+  }
+  local_logits_.resize(num_wanted * local.columns);
+  const std::size_t vocabulary = graph_.dims.vocabulary;
+  const bool root = graph_.shard.rank == 0;
+  if (graph_.shard.num_ranks == 1) {
+    std::swap(logits_, local_logits_);
+  } else {
+    bytes_per_rank_ = parallel::gathered_row_bytes(vocabulary_sizes_, num_wanted);
+    gathered_logits_.resize(root ? num_wanted * vocabulary : 0);
+    logits_.resize(gathered_logits_.size());
+    communicator_.gather(std::as_bytes(std::span(local_logits_)), std::as_writable_bytes(std::span(gathered_logits_)), bytes_per_rank_, 0);
+    if (root) parallel::assemble_rows(gathered_logits_, vocabulary_sizes_, num_wanted, logits_);
+  }
+  if (!root) return;
+  result.logits.resize(plan.wanted.size());
+  for (std::size_t row = 0, next = 0; row < plan.wanted.size(); ++row) {
+    if (plan.wanted[row] == RowWants::kLogits) result.logits[row] = std::span(logits_).subspan(next++ * vocabulary, vocabulary);
+  }
+}
+
+}  // namespace lockstep::engine

@@ -1,0 +1,187 @@
+#include "engine/runtime/scheduler.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace lockstep::engine {
+namespace {
+
+SchedulerOptions checked(const SchedulerOptions& options) {
+  const auto at_least_one = [](std::size_t value, const char* name) {
+    if (value == 0) throw std::invalid_argument(std::string("scheduler: ") + name + " must be at least 1");
+  };
+  at_least_one(options.max_num_seqs, "max_num_seqs");
+  at_least_one(options.max_num_batched_tokens, "max_num_batched_tokens");
+  at_least_one(options.num_blocks, "num_blocks");
+  at_least_one(options.block_size, "block_size");
+  return options;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerOptions& options) : options_(checked(options)), blocks_(options.num_blocks, options.block_size) {}
+
+SequenceId Scheduler::add(std::vector<TokenId> tokens, std::size_t max_length) {
+  if (tokens.empty()) throw std::invalid_argument("scheduler: a sequence needs at least one token");
+  if (max_length > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
+    throw std::invalid_argument("scheduler: " + std::to_string(max_length) + " tokens are more than positions can count");
+  }
+  max_length = std::max(max_length, tokens.size());
+  // The last token of an answer is never computed itself, but one that is given is.
+  const std::size_t num_positions = std::max(tokens.size(), max_length - 1);
+  if (blocks_.blocks_for(num_positions) > options_.num_blocks) {
+    throw std::invalid_argument("scheduler: a sequence of " + std::to_string(max_length) + " tokens can never fit into a KV cache of " +
+                                std::to_string(options_.num_blocks) + " blocks of " + std::to_string(options_.block_size) + " tokens");
+  }
+  auto sequence = std::make_unique<Sequence>();
+  sequence->tokens = std::move(tokens);
+  sequence->max_length = max_length;
+  const SequenceId id = next_id_++;
+  waiting_.emplace_hint(waiting_.end(), id, std::move(sequence));
+  return id;
+}
+
+void Scheduler::schedule(std::vector<ScheduledChunk>& chunks) {
+  chunks.clear();
+  if (in_step_) throw std::logic_error("scheduler: the previous step was not advanced");
+  if (running_.empty() && waiting_.empty()) return;
+  ++num_steps_;
+  if (options_.preempt_every != 0 && num_steps_ % options_.preempt_every == 0) preempt_for_test();
+  std::size_t budget = options_.max_num_batched_tokens;
+  schedule_decodes(budget);
+  schedule_prefills(budget);
+  admit(budget);
+  list_chunks(chunks);
+  if (chunks.empty())
+    throw std::logic_error("scheduler: there are sequences, but nothing to compute (was append() or remove() forgotten?)");
+  in_step_ = true;
+}
+
+void Scheduler::schedule_decodes(std::size_t& budget) {
+  for (auto it = running_.begin(); it != running_.end() && budget > 0;) {
+    Sequence& sequence = *it->second;
+    if (!sequence.decodes() || sequence.remaining() == 0) {
+      ++it;
+      continue;
+    }
+    bool is_victim_itself = false;
+    while (!blocks_.extend(sequence.block_table, sequence.num_computed + 1)) {
+      const auto youngest = std::prev(running_.end());
+      is_victim_itself = youngest == it;
+      preempt(youngest);  // younger ones come later in this loop, so none of them is part of the step yet
+      if (is_victim_itself) break;
+    }
+    if (is_victim_itself) break;
+    sequence.scheduled = 1;
+    --budget;
+    ++it;
+  }
+}
+
+std::uint32_t Scheduler::prefill_tokens(const Sequence& sequence, std::size_t budget) const {
+  const std::size_t chunk = options_.prefill_chunk == 0 ? budget : std::min(budget, options_.prefill_chunk);
+  return static_cast<std::uint32_t>(std::min(sequence.remaining(), chunk));
+}
+
+void Scheduler::schedule_prefills(std::size_t& budget) {
+  for (auto& [id, sequence] : running_) {
+    if (budget == 0) return;
+    if (sequence->decodes()) continue;
+    sequence->scheduled = prefill_tokens(*sequence, budget);
+    budget -= sequence->scheduled;
+  }
+}
+
+void Scheduler::admit(std::size_t& budget) {
+  while (budget > 0 && !waiting_.empty() && running_.size() < options_.max_num_seqs) {
+    Sequence& sequence = *waiting_.begin()->second;
+    // Some room for those who already run, or the newcomer would be sent back at once.
+    const std::size_t reserve = running_.empty() ? 0 : std::min(running_.size(), 1 + options_.num_blocks / 64);
+    if (blocks_.blocks_for(sequence.tokens.size()) + reserve > blocks_.num_free()) return;
+    blocks_.extend(sequence.block_table, sequence.tokens.size());
+    sequence.num_computed = 0;
+    sequence.prefill_length = sequence.tokens.size();
+    sequence.admitted_length = sequence.tokens.size();
+    sequence.scheduled = prefill_tokens(sequence, budget);
+    budget -= sequence.scheduled;
+    running_.insert(waiting_.extract(waiting_.begin()));
+  }
+}
+
+void Scheduler::list_chunks(std::vector<ScheduledChunk>& chunks) const {
+  for (const bool decodes : {true, false}) {
+    for (const auto& [id, sequence] : running_) {
+      if (sequence->scheduled == 0 || sequence->decodes() != decodes) continue;
+      chunks.push_back({id, static_cast<std::uint32_t>(sequence->num_computed), sequence->scheduled,
+                        sequence->scheduled == sequence->remaining(), decodes});
+    }
+  }
+}
+
+void Scheduler::advance() {
+  if (!in_step_) throw std::logic_error("scheduler: no step was scheduled");
+  for (auto& [id, sequence] : running_) {
+    sequence->num_computed += sequence->scheduled;
+    sequence->scheduled = 0;
+  }
+  in_step_ = false;
+}
+
+void Scheduler::preempt(Queue::iterator victim) {
+  Sequence& sequence = *victim->second;
+  blocks_.release(sequence.block_table);
+  sequence.num_computed = 0;
+  sequence.scheduled = 0;
+  waiting_.insert(running_.extract(victim));
+  ++num_preemptions_;
+}
+
+void Scheduler::preempt_for_test() {
+  for (auto it = running_.rbegin(); it != running_.rend(); ++it) {
+    if (it->second->tokens.size() > it->second->admitted_length)
+      return preempt(std::prev(it.base()));  // it has got on, so this can not go on for ever
+  }
+}
+
+void Scheduler::append(SequenceId id, TokenId token) {
+  const auto found = running_.find(id);
+  if (found == running_.end() || in_step_ || found->second->remaining() != 0) {
+    throw std::logic_error("scheduler: sequence " + std::to_string(id) + " does not wait for a token");
+  }
+  if (found->second->tokens.size() >= found->second->max_length) {
+    throw std::logic_error("scheduler: sequence " + std::to_string(id) + " has all its " + std::to_string(found->second->max_length) +
+                           " tokens");
+  }
+  found->second->tokens.push_back(token);
+}
+
+void Scheduler::remove(SequenceId id) {
+  if (const auto running = running_.find(id); running != running_.end()) {
+    blocks_.release(running->second->block_table);
+    running_.erase(running);
+  } else if (waiting_.erase(id) == 0) {
+    throw std::logic_error("scheduler: there is no sequence " + std::to_string(id));
+  }
+}
+
+void Scheduler::remove_all() {
+  for (auto& [id, sequence] : running_) blocks_.release(sequence->block_table);
+  running_.clear();
+  waiting_.clear();
+  in_step_ = false;
+}
+
+const Scheduler::Sequence& Scheduler::find(SequenceId id) const {
+  for (const Queue* queue : {&running_, &waiting_}) {
+    if (const auto found = queue->find(id); found != queue->end()) return *found->second;
+  }
+  throw std::logic_error("scheduler: there is no sequence " + std::to_string(id));
+}
+
+const std::vector<TokenId>& Scheduler::tokens(SequenceId id) const { return find(id).tokens; }
+const std::vector<std::uint32_t>& Scheduler::block_table(SequenceId id) const { return find(id).block_table; }
+
+}  // namespace lockstep::engine

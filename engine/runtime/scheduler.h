@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "engine/runtime/kv_cache.h"
+#include "engine/runtime/request.h"
+
+namespace lockstep::engine {
+
+/// Numbers sequences in order of arrival: a smaller one has the older claim.
+using SequenceId = std::uint64_t;
+
+struct SchedulerOptions {
+  std::size_t max_num_seqs = 32;             // sequences that hold blocks at a time
+  std::size_t max_num_batched_tokens = 512;  // tokens of one step
+  std::size_t prefill_chunk = 0;             // tokens that one sequence may prefill in one step; 0: as many as the step has room for
+  std::size_t num_blocks = 0;                // of the KV cache
+  std::size_t block_size = 16;               // tokens of a block
+  std::size_t preempt_every = 0;  // test aid: every so many steps the youngest sequence with a token of its own is sent back; 0: never
+};
+
+/// One piece of work of a step: compute these positions of a sequence.
+struct ScheduledChunk {
+  SequenceId sequence = 0;
+  std::uint32_t first_position = 0;
+  std::uint32_t num_tokens = 0;
+  bool reaches_end = false;  // the last known token is among them: the next one can be sampled
+  bool is_decode = false;    // one new token after a whole prefill; else (part of) a prompt, or of what is recomputed
+};
+
+/// Decides what each step computes. Continuous batching with chunked prefill: decodes first, oldest first, then prompts with what is left
+/// of the step's tokens.
+///
+/// A sequence is admitted, first come, first served, when the blocks of all its known tokens are free, so a prefill never stalls half way;
+/// a decode that finds no free block sends the youngest running sequence back (its tokens are kept and computed again). The oldest is never
+/// sent back for another, and what can never fit is refused, so there is always progress. The answers do not depend on any of this, which
+/// is the numeric contract's doing.
+///
+/// Host logic only. Use: add() at any time; schedule(), compute, advance(); then append() or remove() for each chunk that reached the end.
+class Scheduler {
+ public:
+  /// @throws std::invalid_argument that names the option.
+  explicit Scheduler(const SchedulerOptions& options);
+
+  /// Takes in a sequence that will never have more than `max_length` tokens, the given ones included.
+  /// @throws std::invalid_argument if it has no token, or if that many tokens can never be computed with this cache.
+  SequenceId add(std::vector<TokenId> tokens, std::size_t max_length);
+
+  /// Fills `chunks` with the next step's work, in row order. Empty only if there is no sequence.
+  /// @throws std::logic_error if the previous step was not advanced.
+  void schedule(std::vector<ScheduledChunk>& chunks);
+  /// The scheduled chunks have been computed.
+  void advance();
+
+  /// The next token of a sequence whose chunk reached the end.
+  void append(SequenceId sequence, TokenId token);
+  /// Ends a sequence, running or waiting, and frees its blocks.
+  void remove(SequenceId sequence);
+  void remove_all();
+
+  const std::vector<TokenId>& tokens(SequenceId sequence) const;
+  const std::vector<std::uint32_t>& block_table(SequenceId sequence) const;
+
+  std::size_t num_waiting() const { return waiting_.size(); }
+  std::size_t num_running() const { return running_.size(); }
+  std::size_t num_free_blocks() const { return blocks_.num_free(); }
+  std::uint64_t num_preemptions() const { return num_preemptions_; }
+  const SchedulerOptions& options() const { return options_; }
+
+ private:
+  struct Sequence {
+    std::vector<TokenId> tokens;
+    std::size_t max_length = 0;
+    std::size_t num_computed = 0;     // positions in the cache
+    std::size_t admitted_length = 0;  // tokens when it was last admitted
+    std::size_t prefill_length = 0;   // positions below it are prefill; one at a time after it
+    std::uint32_t scheduled = 0;      // tokens of the step in progress
+    std::vector<std::uint32_t> block_table;
+    std::size_t remaining() const { return tokens.size() - num_computed; }
+    bool decodes() const { return num_computed >= prefill_length; }
+  };
+  using Queue = std::map<SequenceId, std::unique_ptr<Sequence>>;
+
+  const Sequence& find(SequenceId sequence) const;
+  void preempt(Queue::iterator victim);
+  void preempt_for_test();
+  void schedule_decodes(std::size_t& budget);
+  void schedule_prefills(std::size_t& budget);
+  void admit(std::size_t& budget);
+  std::uint32_t prefill_tokens(const Sequence& sequence, std::size_t budget) const;
+  void list_chunks(std::vector<ScheduledChunk>& chunks) const;
+
+  SchedulerOptions options_;
+  BlockAllocator blocks_;
+  Queue waiting_;
+  Queue running_;
+  SequenceId next_id_ = 1;
+  std::uint64_t num_steps_ = 0;
+  std::uint64_t num_preemptions_ = 0;
+  bool in_step_ = false;
+};
+
+}  // namespace lockstep::engine

@@ -1,0 +1,191 @@
+#include "engine/runtime/step_plan.h"
+
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+namespace lockstep::engine {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "step plans are written as they lie in memory");
+static_assert(sizeof(device::StepBatch::Sequence) == 16 && std::is_trivially_copyable_v<device::StepBatch::Sequence>);
+static_assert(sizeof(RowWants) == 1);
+
+constexpr std::uint32_t kMagic = 0x4e4c5053;  // "SPLN"
+constexpr std::uint32_t kVersion = 1;
+
+struct Header {
+  std::uint32_t magic = kMagic;
+  std::uint32_t version = kVersion;
+  std::uint32_t kind = 0;
+  std::uint32_t num_tokens = 0;
+  std::uint32_t num_sequences = 0;
+  std::uint32_t num_block_table_entries = 0;
+  std::uint32_t num_logit_rows = 0;
+  std::uint32_t reason_bytes = 0;
+  std::uint64_t sequence = 0;
+  std::uint64_t total_bytes = 0;
+};
+static_assert(sizeof(Header) == 48 && std::is_trivially_copyable_v<Header>);
+
+std::uint64_t total_bytes(const Header& header) {
+  return sizeof(Header) + std::uint64_t{header.num_tokens} * 8 + std::uint64_t{header.num_sequences} * 16 +
+         std::uint64_t{header.num_block_table_entries} * 4 + std::uint64_t{header.num_logit_rows} * 5 + header.reason_bytes;
+}
+
+[[noreturn]] void refuse(const std::string& what) { throw std::runtime_error("step plan: " + what); }
+
+std::uint32_t count(std::size_t size, const char* field) {
+  if (size > std::numeric_limits<std::uint32_t>::max()) refuse(std::string(field) + ": too many (" + std::to_string(size) + ")");
+  return static_cast<std::uint32_t>(size);
+}
+
+template <class Container>
+void put(std::span<std::byte>& bytes, const Container& values) {
+  const std::size_t num_bytes = values.size() * sizeof(typename Container::value_type);
+  if (num_bytes > 0) std::memcpy(bytes.data(), values.data(), num_bytes);
+  bytes = bytes.subspan(num_bytes);
+}
+
+template <class Container>
+void take(std::span<const std::byte>& bytes, Container& values, std::size_t size) {
+  values.resize(size);
+  const std::size_t num_bytes = size * sizeof(typename Container::value_type);
+  if (num_bytes > 0) std::memcpy(values.data(), bytes.data(), num_bytes);
+  bytes = bytes.subspan(num_bytes);
+}
+
+Header read_header(std::span<const std::byte> bytes) {
+  Header header;
+  if (bytes.size() < sizeof(header))
+    refuse("only " + std::to_string(bytes.size()) + " bytes, a header has " + std::to_string(sizeof(header)));
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (header.magic != kMagic) refuse("these are not the bytes of a plan (magic " + std::to_string(header.magic) + ")");
+  if (header.version != kVersion) {
+    refuse("version " + std::to_string(header.version) + ", this program speaks version " + std::to_string(kVersion));
+  }
+  if (header.kind > static_cast<std::uint32_t>(StepKind::kAbort)) refuse("unknown kind " + std::to_string(header.kind));
+  if (header.total_bytes != bytes.size() || total_bytes(header) != bytes.size()) {
+    refuse("it says " + std::to_string(header.total_bytes) + " bytes, its counts " + std::to_string(total_bytes(header)) +
+           ", but there are " + std::to_string(bytes.size()));
+  }
+  return header;
+}
+
+void check_sequence(const device::StepBatch& batch, std::size_t index) {
+  const auto& sequence = batch.sequences[index];
+  const std::string name = "sequence " + std::to_string(index) + ": ";
+  const std::uint64_t expected =
+      index == 0 ? 0 : std::uint64_t{batch.sequences[index - 1].first_token} + batch.sequences[index - 1].num_tokens;
+  if (sequence.first_token != expected) {
+    refuse(name + "begins at row " + std::to_string(sequence.first_token) + " instead of " + std::to_string(expected));
+  }
+  if (sequence.num_tokens == 0 || sequence.num_tokens > batch.num_tokens() - sequence.first_token) {
+    refuse(name + std::to_string(sequence.num_tokens) + " tokens from row " + std::to_string(sequence.first_token) + " of " +
+           std::to_string(batch.num_tokens()));
+  }
+  if (sequence.block_table >= batch.block_tables.size()) {
+    refuse(name + "block table at entry " + std::to_string(sequence.block_table) + " of " + std::to_string(batch.block_tables.size()));
+  }
+  for (std::uint32_t i = 0; i < sequence.num_tokens; ++i) {
+    const std::int32_t position = batch.positions[sequence.first_token + i];
+    if (position != static_cast<std::int64_t>(sequence.first_position) + i) {
+      refuse(name + "position " + std::to_string(position) + " in row " + std::to_string(sequence.first_token + i) + ", not " +
+             std::to_string(std::uint64_t{sequence.first_position} + i));
+    }
+  }
+}
+
+void check_contents(const StepPlan& plan) {
+  const device::StepBatch& batch = plan.batch;
+  if (plan.kind == StepKind::kRun && batch.token_ids.empty()) refuse("there is no token to compute");
+  for (const std::int32_t id : batch.token_ids) {
+    if (id < 0) refuse("token id " + std::to_string(id));
+  }
+  for (std::size_t i = 0; i < batch.sequences.size(); ++i) check_sequence(batch, i);
+  const std::uint64_t covered =
+      batch.sequences.empty() ? 0 : std::uint64_t{batch.sequences.back().first_token} + batch.sequences.back().num_tokens;
+  if (covered != batch.num_tokens()) {
+    refuse("its sequences have " + std::to_string(covered) + " of " + std::to_string(batch.num_tokens()) + " tokens");
+  }
+  for (std::size_t i = 0; i < batch.logit_rows.size(); ++i) {
+    if (batch.logit_rows[i] >= batch.num_tokens() || (i > 0 && batch.logit_rows[i] <= batch.logit_rows[i - 1])) {
+      refuse("logit row " + std::to_string(batch.logit_rows[i]) + " is out of range or out of order");
+    }
+    if (plan.wanted[i] > RowWants::kLogits) refuse("unknown wish " + std::to_string(static_cast<int>(plan.wanted[i])) + " for a logit row");
+  }
+}
+
+}  // namespace
+
+void StepPlan::clear() {
+  kind = StepKind::kRun;
+  batch.token_ids.clear();
+  batch.positions.clear();
+  batch.sequences.clear();
+  batch.block_tables.clear();
+  batch.logit_rows.clear();
+  wanted.clear();
+  reason.clear();
+}
+
+void serialize(const StepPlan& plan, std::vector<std::byte>& bytes) {
+  const device::StepBatch& batch = plan.batch;
+  if (batch.positions.size() != batch.token_ids.size()) refuse("as many positions as tokens are needed");
+  if (plan.wanted.size() != batch.logit_rows.size()) refuse("as many wishes as logit rows are needed");
+  Header header;
+  header.kind = static_cast<std::uint32_t>(plan.kind);
+  header.num_tokens = count(batch.token_ids.size(), "tokens");
+  header.num_sequences = count(batch.sequences.size(), "sequences");
+  header.num_block_table_entries = count(batch.block_tables.size(), "block table entries");
+  header.num_logit_rows = count(batch.logit_rows.size(), "logit rows");
+  header.reason_bytes = count(plan.reason.size(), "bytes of the reason");
+  header.sequence = plan.sequence;
+  header.total_bytes = total_bytes(header);
+
+  bytes.resize(header.total_bytes);
+  std::span<std::byte> rest(bytes);
+  put(rest, std::span(&header, 1));
+  put(rest, batch.token_ids);
+  put(rest, batch.positions);
+  put(rest, batch.sequences);
+  put(rest, batch.block_tables);
+  put(rest, batch.logit_rows);
+  put(rest, plan.wanted);
+  put(rest, plan.reason);
+}
+
+void deserialize(std::span<const std::byte> bytes, StepPlan& plan) {
+  const Header header = read_header(bytes);
+  bytes = bytes.subspan(sizeof(header));
+  plan.kind = static_cast<StepKind>(header.kind);
+  plan.sequence = header.sequence;
+  take(bytes, plan.batch.token_ids, header.num_tokens);
+  take(bytes, plan.batch.positions, header.num_tokens);
+  take(bytes, plan.batch.sequences, header.num_sequences);
+  take(bytes, plan.batch.block_tables, header.num_block_table_entries);
+  take(bytes, plan.batch.logit_rows, header.num_logit_rows);
+  take(bytes, plan.wanted, header.num_logit_rows);
+  take(bytes, plan.reason, header.reason_bytes);
+  check_contents(plan);
+}
+
+void check_blocks(const device::StepBatch& batch, std::size_t block_size, std::size_t num_blocks) {
+  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
+    const auto& sequence = batch.sequences[i];
+    const std::uint64_t end = std::uint64_t{sequence.first_position} + sequence.num_tokens;
+    const std::uint64_t needed = (end + block_size - 1) / block_size;
+    if (sequence.block_table + needed > batch.block_tables.size()) {
+      refuse("sequence " + std::to_string(i) + ": " + std::to_string(end) + " positions need " + std::to_string(needed) + " blocks of " +
+             std::to_string(block_size) + ", its table is too short");
+    }
+    for (std::uint64_t entry = 0; entry < needed; ++entry) {
+      const std::uint32_t block = batch.block_tables[sequence.block_table + entry];
+      if (block >= num_blocks)
+        refuse("sequence " + std::to_string(i) + ": block " + std::to_string(block) + " of " + std::to_string(num_blocks));
+    }
+  }
+}
+
+}  // namespace lockstep::engine

@@ -1,0 +1,219 @@
+#include "engine/session.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+
+#include "comm/control_channel.h"
+#include "engine/runtime/coordinator.h"
+#include "engine/runtime/kv_cache.h"
+#include "engine/runtime/runner.h"
+#include "engine/runtime/worker.h"
+#include "engine/weights/loader.h"
+
+namespace lockstep::engine {
+namespace {
+
+/// Carries step plans over comm's control channel.
+class PlanChannel final : public PlanSender, public PlanReceiver {
+ public:
+  explicit PlanChannel(comm::Communicator& communicator) : channel_(communicator) {}
+  void send(std::span<const std::byte> plan) override { channel_.send(plan); }
+  void receive(std::vector<std::byte>& plan) override { plan = channel_.receive(); }
+
+ private:
+  comm::ControlChannel channel_;
+};
+
+/// Every rank's number, on every rank.
+std::vector<std::uint64_t> exchange(comm::Communicator& communicator, std::uint64_t mine) {
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(communicator.size()));
+  const std::vector<std::size_t> bytes(all.size(), sizeof mine);
+  communicator.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), bytes);
+  return all;
+}
+
+std::uint64_t smallest(comm::Communicator& communicator, std::uint64_t mine) {
+  const auto all = exchange(communicator, mine);
+  return *std::min_element(all.begin(), all.end());
+}
+
+void require_same_model(comm::Communicator& communicator, const OpenedModel& model) {
+  const auto mine = std::hash<std::string>{}(model.model_hash);
+  const auto all = exchange(communicator, mine);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] != all[0]) {
+      throw std::runtime_error("rank " + std::to_string(rank) + " sees another model than rank 0 (this rank opened " + model.spec.source +
+                               ", hash " + model.model_hash + "): is the path the same file on every host?");
+    }
+  }
+}
+
+device::DType default_kv_dtype(const parallel::Graph& graph, const SessionOptions& options) {
+  if (options.kv_dtype) return *options.kv_dtype;
+  if (options.expand_to_float32) return device::DType::kF32;
+  const bool any_bf16 = std::any_of(graph.tensors.begin(), graph.tensors.end(), [](const parallel::TensorDecl& tensor) { return tensor.dtype == device::DType::kBF16; });
+  return any_bf16 ? device::DType::kBF16 : device::DType::kF16;
+}
+
+}  // namespace
+
+parallel::Graph graph_of(const OpenedModel& model, bool expand_to_float32) {
+  parallel::Graph graph = family_of(model.spec.architecture).build(model.spec);
+  bind_tensors(graph, model.spec, *model.weights, expand_to_float32);
+  return graph;
+}
+
+struct Session::State {
+  State(const SessionOptions& session_options, device::Device& session_device, comm::Communicator& session_communicator)
+      : options(session_options), device(session_device), communicator(session_communicator), channel(session_communicator) {}
+
+  bool is_root() const { return communicator.rank() == 0; }
+  void open_text();
+  void size_cache(const parallel::Graph& graph);
+  void make_engine(parallel::RankGraph plan);
+
+  SessionOptions options;
+  device::Device& device;
+  comm::Communicator& communicator;
+  PlanChannel channel;
+  OpenedModel model;
+  std::unique_ptr<text::Tokenizer> tokenizer;
+  std::string no_tokenizer;  // why there is none
+  std::vector<std::int32_t> eos_ids;
+  device::KvCacheSpec kv;
+  std::size_t max_model_len = 0;
+  std::size_t weight_bytes = 0;
+  std::unique_ptr<Runner> runner;
+  std::unique_ptr<Coordinator> coordinator;
+};
+
+void Session::State::open_text() {
+  try {
+    tokenizer = model.gguf_vocabulary ? text::tokenizer_from_gguf(*model.gguf_vocabulary) : text::tokenizer_from_folder(model.folder);
+  } catch (const std::runtime_error& error) {
+    no_tokenizer = error.what();
+  }
+  eos_ids = model.spec.eos_ids;
+  if (tokenizer && tokenizer->eos_id() >= 0) eos_ids.push_back(tokenizer->eos_id());
+  std::sort(eos_ids.begin(), eos_ids.end());
+  eos_ids.erase(std::unique(eos_ids.begin(), eos_ids.end()), eos_ids.end());
+}
+
+/// Every rank takes the smallest cache of the group: blocks are numbered by rank 0 for all.
+void Session::State::size_cache(const parallel::Graph& graph) {
+  const parallel::Shard shard = parallel::shard_of(graph.dims, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()));
+  kv.num_layers = graph.dims.num_layers;
+  kv.num_kv_heads = shard.kv_heads.size();
+  kv.head_dim = graph.dims.head_dim;
+  kv.block_size = options.block_size;
+  kv.dtype = default_kv_dtype(graph, options);
+  const std::size_t wanted_length = options.max_model_len.value_or(model.spec.max_position_embeddings);
+  if (wanted_length > model.spec.max_position_embeddings) {
+    throw std::invalid_argument("--max-model-len " + std::to_string(wanted_length) + " is more than the model's " +
+                                std::to_string(model.spec.max_position_embeddings) + " positions (" + model.spec.source + ")");
+  }
+  const KvCacheSize size = size_kv_cache(options.kv_cache_bytes, kv, wanted_length, options.max_model_len.has_value(), options.max_num_seqs);
+  kv.num_blocks = smallest(communicator, size.num_blocks);
+  max_model_len = smallest(communicator, size.max_model_len);
+}
+
+void Session::State::make_engine(parallel::RankGraph plan) {
+  LoadedShard shard = load_shard(plan, model.spec, *model.weights, device);
+  weight_bytes = shard.size_bytes();
+  const RunnerOptions runner_options{.max_tokens = options.max_num_batched_tokens,
+                                     .max_logit_rows = std::min(options.max_num_seqs, options.max_num_batched_tokens),
+                                     .max_positions = max_model_len,
+                                     .kv = kv};
+  runner = std::make_unique<Runner>(std::move(plan), std::move(shard), model.spec.rope, runner_options, device, communicator);
+  if (!is_root()) return;
+  CoordinatorOptions coordinator_options{.scheduler = {.max_num_seqs = options.max_num_seqs,
+                                                       .max_num_batched_tokens = options.max_num_batched_tokens,
+                                                       .prefill_chunk = options.prefill_chunk,
+                                                       .num_blocks = kv.num_blocks,
+                                                       .block_size = kv.block_size,
+                                                       .preempt_every = options.preempt_every},
+                                         .max_model_len = max_model_len,
+                                         .vocab_size = model.spec.vocab_size,
+                                         .eos_ids = eos_ids,
+                                         .tokenizer = tokenizer.get()};
+  coordinator = std::make_unique<Coordinator>(std::move(coordinator_options), *runner, communicator.size() > 1 ? &channel : nullptr);
+}
+
+Session::Session(const SessionOptions& options, device::Device& device, comm::Communicator& communicator, const OnPhase& on_phase)
+    : state_(std::make_unique<State>(options, device, communicator)) {
+  const auto phase = [&](const std::string& name) {
+    comm::Position position;
+    std::memcpy(position.node, name.data(), std::min(name.size(), sizeof position.node - 1));
+    communicator.set_position(position);
+    if (on_phase) on_phase(name);
+  };
+  phase("open model");
+  state_->model = open_model(options.model);
+  require_same_model(communicator, state_->model);
+  const parallel::Graph graph = graph_of(state_->model, options.expand_to_float32);
+  parallel::RankGraph plan = parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()));
+  state_->open_text();
+  state_->size_cache(graph);
+  phase("load weights");
+  state_->make_engine(std::move(plan));
+  communicator.barrier();
+  phase("ready");
+}
+
+Session::~Session() = default;
+
+Engine& Session::engine() {
+  if (!state_->coordinator) throw std::logic_error("only rank 0 has an engine");
+  return *state_->coordinator;
+}
+
+std::uint64_t Session::serve() { return engine::serve(state_->channel, *state_->runner); }
+void Session::stop() { state_->coordinator->stop(); }
+void Session::abort(std::string_view reason) { state_->coordinator->abort(reason); }
+
+const ModelSpec& Session::spec() const { return state_->model.spec; }
+const OpenedModel& Session::model() const { return state_->model; }
+const parallel::RankGraph& Session::plan() const { return state_->runner->graph(); }
+const text::Tokenizer* Session::tokenizer_or_null() const { return state_->tokenizer.get(); }
+const std::vector<std::int32_t>& Session::eos_ids() const { return state_->eos_ids; }
+std::size_t Session::weight_bytes() const { return state_->weight_bytes; }
+std::size_t Session::kv_bytes() const { return state_->kv.num_blocks * state_->kv.bytes_per_block(); }
+std::size_t Session::kv_tokens() const { return state_->kv.num_blocks * state_->kv.block_size; }
+device::DType Session::kv_dtype() const { return state_->kv.dtype; }
+
+const text::Tokenizer& Session::tokenizer() const {
+  if (!state_->tokenizer) throw std::runtime_error(state_->no_tokenizer);
+  return *state_->tokenizer;
+}
+
+void Session::forward(std::span<const std::int32_t> prompt, const OnLogits& on_logits, const OnHidden& on_hidden) {
+  State& state = *state_;
+  if (prompt.empty() || prompt.size() > state.max_model_len) {
+    throw std::invalid_argument("a prompt of " + std::to_string(prompt.size()) + " tokens; 1 to " + std::to_string(state.max_model_len) + " are possible");
+  }
+  std::size_t chunk = state.runner->max_logit_rows();
+  if (state.options.prefill_chunk > 0) chunk = std::min(chunk, state.options.prefill_chunk);
+  if (on_hidden) state.runner->set_tap(on_hidden);
+  StepPlan plan;
+  StepResult result;
+  for (std::size_t first = 0; first < prompt.size(); first += chunk) {
+    const std::size_t count = std::min(chunk, prompt.size() - first);
+    plan.clear();
+    plan.batch.token_ids.assign(prompt.begin() + static_cast<std::ptrdiff_t>(first), prompt.begin() + static_cast<std::ptrdiff_t>(first + count));
+    plan.batch.positions.resize(count);
+    std::iota(plan.batch.positions.begin(), plan.batch.positions.end(), static_cast<std::int32_t>(first));
+    plan.batch.sequences = {{.first_token = 0, .num_tokens = static_cast<std::uint32_t>(count), .first_position = static_cast<std::uint32_t>(first), .block_table = 0}};
+    plan.batch.block_tables.resize((first + count + state.kv.block_size - 1) / state.kv.block_size);
+    std::iota(plan.batch.block_tables.begin(), plan.batch.block_tables.end(), 0u);
+    plan.batch.logit_rows.resize(count);
+    std::iota(plan.batch.logit_rows.begin(), plan.batch.logit_rows.end(), 0u);
+    plan.wanted.assign(count, RowWants::kLogits);
+    state.coordinator->run_when_idle(plan, result);
+    for (std::size_t row = 0; row < count; ++row) on_logits(first + row, result.logits[row]);
+  }
+  state.runner->set_tap({});
+}
+
+}  // namespace lockstep::engine

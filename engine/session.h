@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "engine/model/open_model.h"
+#include "engine/runtime/engine.h"
+#include "engine/runtime/step_plan.h"
+#include "engine/text/tokenizer.h"
+#include "parallel/plan.h"
+
+namespace lockstep::engine {
+
+/// How a model is to be run; every rank gives the same.
+struct SessionOptions {
+  std::filesystem::path model;
+  bool expand_to_float32 = false;                 // --dtype float32: weights expanded, activations never rounded to int8
+  std::optional<device::DType> kv_dtype;          // absent: F32 with expand_to_float32, BF16 for BF16 weights, else F16
+  std::uint64_t kv_cache_bytes = 0;               // budget of one rank
+  std::size_t block_size = 32;                    // tokens of a KV block; a multiple of 16
+  std::optional<std::size_t> max_model_len;       // absent: the model's, or what the budget holds
+  std::size_t max_num_seqs = 32;
+  std::size_t max_num_batched_tokens = 512;
+  std::size_t prefill_chunk = 0;                  // tokens of one sequence's prefill in a step; 0: what the step has room for
+  std::size_t preempt_every = 0;                  // test aid
+};
+
+/// A model that is ready to answer on one rank of a group: opened, cut, loaded, with its KV cache. Rank 0 drives engine(); the others serve().
+class Session {
+ public:
+  /// Told at the start of each phase: "open model", "load weights", "ready". May be empty.
+  using OnPhase = std::function<void(const std::string& phase)>;
+
+  /// Collective. The number of ranks is checked before weights are read. Device and communicator must outlive the session.
+  /// @throws std::invalid_argument or std::runtime_error with one sentence for the user.
+  Session(const SessionOptions& options, device::Device& device, comm::Communicator& communicator, const OnPhase& on_phase = {});
+  ~Session();
+
+  Engine& engine();  // rank 0
+  /// The other ranks: work until rank 0 calls stop(). Returns the number of steps. @throws what ended the job.
+  std::uint64_t serve();
+  void stop();                          // rank 0: ends serve() on the others
+  void abort(std::string_view reason);  // rank 0: ends it with an error
+
+  const ModelSpec& spec() const;
+  const OpenedModel& model() const;
+  const parallel::RankGraph& plan() const;
+  /// @throws std::runtime_error that says why the model has no usable tokenizer; token-id prompts work without.
+  const text::Tokenizer& tokenizer() const;
+  const text::Tokenizer* tokenizer_or_null() const;
+  const std::vector<std::int32_t>& eos_ids() const;  // of model and tokenizer together
+  std::size_t weight_bytes() const;                  // of this rank
+  std::size_t kv_bytes() const;
+  std::size_t kv_tokens() const;                     // that the cache holds
+  device::DType kv_dtype() const;
+
+  /// Rank 0, with nothing in flight: runs a prompt once, in pieces as the options say, and shows the logits of every position in order.
+  using OnLogits = std::function<void(std::size_t position, std::span<const float> logits)>;
+  /// The named values of Runner::Tap, piece by piece.
+  using OnHidden = std::function<void(const std::string& name, std::size_t rows, std::size_t columns, std::span<const float> values)>;
+  void forward(std::span<const std::int32_t> prompt, const OnLogits& on_logits, const OnHidden& on_hidden = {});
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// What `lockstep inspect` shows without loading weights: the graph of a model, bound to its files.
+parallel::Graph graph_of(const OpenedModel& model, bool expand_to_float32);
+
+}  // namespace lockstep::engine

@@ -1,0 +1,134 @@
+#include "engine/weights/loader.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace lockstep::engine {
+namespace {
+
+using parallel::Range;
+using parallel::WeightPiece;
+
+class ShardLoader {
+ public:
+  ShardLoader(const parallel::RankGraph& graph, const ModelSpec& spec, const WeightSource& source)
+      : graph_(graph), spec_(spec), family_(family_of(spec.architecture)), source_(source) {}
+
+  /// Rows [first, first + count) of the stacked pieces, as `dtype`.
+  void read_stacked(const std::vector<WeightPiece>& pieces, device::DType dtype, std::size_t first, std::size_t count, std::span<std::byte> to) const {
+    std::size_t piece_begin = 0;
+    std::size_t written = 0;
+    for (const WeightPiece& piece : pieces) {
+      const std::size_t begin = std::max(first, piece_begin);
+      const std::size_t end = std::min(first + count, piece_begin + piece.rows.size());
+      if (begin < end) {
+        const std::size_t bytes = (end - begin) * device::row_bytes(dtype, piece.columns.size());
+        const std::size_t first_row = piece.rows.begin + begin - piece_begin;
+        read_piece(piece, dtype, {first_row, first_row + end - begin}, to.subspan(written, bytes));
+        written += bytes;
+      }
+      piece_begin += piece.rows.size();
+    }
+  }
+
+  /// A vector's piece as floats.
+  void read_vector(const WeightPiece& piece, std::span<float> to) const {
+    const parallel::TensorDecl& decl = graph_.tensors[piece.tensor];
+    const StoredTensor& stored = find(decl);
+    std::vector<std::byte> bytes(device::row_bytes(stored.dtype, decl.columns));
+    source_.read_rows(stored, 0, 1, 0, decl.columns, bytes);
+    std::vector<float> all(decl.columns);
+    device::dequantise(stored.dtype, bytes, all);
+    for (std::size_t i = 0; i < piece.columns.size(); ++i) {
+      const std::size_t element = piece.columns.begin + i;
+      to[i] = all[decl.rotary_rows ? stored_row_of(spec_, element) : element];
+    }
+  }
+
+ private:
+  const StoredTensor& find(const parallel::TensorDecl& decl) const { return *source_.find(stored_name(family_, spec_.naming, decl.name)); }
+
+  void read_piece(const WeightPiece& piece, device::DType dtype, Range rows, std::span<std::byte> to) const {
+    const StoredTensor& stored = find(graph_.tensors[piece.tensor]);
+    if (stored.dtype == dtype) {
+      read_ordered(piece, stored, rows, to);
+      return;
+    }
+    std::vector<std::byte> raw(rows.size() * device::row_bytes(stored.dtype, piece.columns.size()));
+    read_ordered(piece, stored, rows, raw);
+    std::vector<float> values(rows.size() * piece.columns.size());
+    device::dequantise(stored.dtype, raw, values);
+    std::memcpy(to.data(), values.data(), to.size());
+  }
+
+  /// Rows in this program's order, which in some files differs from the stored one within a head.
+  void read_ordered(const WeightPiece& piece, const StoredTensor& stored, Range rows, std::span<std::byte> to) const {
+    if (!spec_.rotary_pairs_interleaved || !graph_.tensors[piece.tensor].rotary_rows) {
+      source_.read_rows(stored, rows.begin, rows.size(), piece.columns.begin, piece.columns.size(), to);
+      return;
+    }
+    const std::size_t bytes = device::row_bytes(stored.dtype, piece.columns.size());
+    std::vector<std::byte> head(spec_.head_dim * bytes);
+    std::size_t loaded = rows.end;  // no head yet
+    for (std::size_t row = rows.begin; row < rows.end; ++row) {
+      const std::size_t first = row - row % spec_.head_dim;
+      if (loaded != first) source_.read_rows(stored, first, spec_.head_dim, piece.columns.begin, piece.columns.size(), head);
+      loaded = first;
+      std::memcpy(&to[(row - rows.begin) * bytes], &head[(stored_row_of(spec_, row) - first) * bytes], bytes);
+    }
+  }
+
+  const parallel::RankGraph& graph_;
+  const ModelSpec& spec_;
+  const Family& family_;
+  const WeightSource& source_;
+};
+
+}  // namespace
+
+void bind_tensors(parallel::Graph& graph, const ModelSpec& spec, const WeightSource& source, bool expand) {
+  const Family& family = family_of(spec.architecture);
+  for (parallel::TensorDecl& tensor : graph.tensors) {
+    const std::array<std::size_t, 2> shape{tensor.rows, tensor.columns};
+    const auto wanted = std::span(shape).subspan(tensor.is_vector() ? 1 : 0);
+    const StoredTensor& stored = source.require(stored_name(family, spec.naming, tensor.name), wanted);
+    const bool row_parallel = tensor.shard == parallel::ShardKind::kAttentionColumns || tensor.shard == parallel::ShardKind::kFeedForwardColumns;
+    if (row_parallel && device::info(stored.dtype).block_quantised()) graph.dims.block_quantised = true;
+    tensor.dtype = tensor.is_vector() || expand ? device::DType::kF32 : stored.dtype;
+  }
+}
+
+std::size_t LoadedShard::size_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& weight : weights) bytes += weight ? weight->size_bytes() : 0;
+  for (const auto& vector : vectors) bytes += vector->size_bytes();
+  return bytes;
+}
+
+LoadedShard load_shard(const parallel::RankGraph& graph, const ModelSpec& spec, const WeightSource& source, device::Device& device) {
+  const ShardLoader loader(graph, spec, source);
+  LoadedShard shard;
+  for (const parallel::RankWeight& weight : graph.weights) {
+    if (weight.spec.rows == 0) {
+      shard.weights.push_back(nullptr);
+      continue;
+    }
+    shard.weights.push_back(device.load_weight(weight.spec, [&](std::size_t first, std::size_t count, std::span<std::byte> to) {
+      loader.read_stacked(weight.pieces, weight.spec.dtype, first, count, to);
+    }));
+  }
+  for (const parallel::RankVector& vector : graph.vectors) {
+    std::vector<float> values(vector.size);
+    std::size_t written = 0;
+    for (const WeightPiece& piece : vector.pieces) {
+      loader.read_vector(piece, std::span(values).subspan(written, piece.columns.size()));
+      written += piece.columns.size();
+    }
+    shard.vectors.push_back(device.allocate(values.size() * sizeof(float)));
+    device.write_floats(values, shard.vectors.back()->data());
+  }
+  return shard;
+}
+
+}  // namespace lockstep::engine

@@ -1,0 +1,213 @@
+#include "launcher/rank.h"
+
+#include <algorithm>
+#include <csignal>
+#include <thread>
+
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "comm/self_check.h"
+#include "comm/threads.h"
+#include "device/cpu/cpu_device.h"
+#include "device/cpu/threads_for_rank.h"
+#include "engine/session.h"
+#include "launcher/control_protocol.h"
+#include "launcher/generate.h"
+#include "launcher/log.h"
+#include "launcher/reporting_communicator.h"
+#include "launcher/session_options.h"
+#include "launcher/subcommands.h"
+#include "launcher/world.h"
+
+namespace lockstep::launcher {
+namespace {
+
+/// Begins the reason of an abort for what the user has to change, so that every rank exits with 2.
+constexpr std::string_view kRefused = "can not run: ";
+
+/// What a rank needs besides its communicator.
+struct RankContext {
+  const RunConfig& config;
+  RankControl& control;
+  spdlog::logger& log;
+  int local_ranks = 1;
+  std::size_t num_threads = 1;
+};
+
+device::Isa instruction_set(const RunConfig& config) {
+  if (config.instruction_set.empty()) return device::supported_isas().back();
+  try {
+    return device::isa_from_name(config.instruction_set);
+  } catch (const std::runtime_error& error) {
+    throw UsageError(fmt::format("LOCKSTEP_ISA: {}", error.what()));
+  }
+}
+
+int run_subcommand(const Job& job) {
+  switch (job.config.subcommand) {
+    case Subcommand::kBatch: return run_batch_job(job);
+    case Subcommand::kBench: return run_bench(job);
+    case Subcommand::kGenerate:
+      return generate(job.config, job.session, print, job.control.stop_requested()) ? 0 : 128 + job.control.stop_signal();
+    case Subcommand::kInspect: break;
+  }
+  throw std::logic_error("this subcommand needs no ranks");
+}
+
+/// One sentence about `error`, and the exit code that belongs to it.
+struct Failure {
+  int exit_code = 1;
+  std::string message;
+  bool from_peer = false;
+};
+
+/// @param in_setup nothing was computed yet: whatever is wrong is in what the user gave.
+Failure describe(const std::exception& error, bool in_setup) {
+  Failure failure{.exit_code = 1, .message = error.what(), .from_peer = dynamic_cast<const comm::CommError*>(&error) != nullptr};
+  const bool is_usage = dynamic_cast<const UsageError*>(&error) != nullptr;
+  const bool is_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+  if (is_memory) failure.message = "there is not enough memory";
+  if (failure.from_peer) {
+    const std::size_t refused = failure.message.find(kRefused);
+    if (refused != std::string::npos) {
+      failure.exit_code = 2;
+      failure.message.erase(refused, kRefused.size());
+    }
+  } else if (is_usage || (in_setup && !is_memory)) {
+    failure.exit_code = 2;
+  }
+  return failure;
+}
+
+void report(const Failure& failure, const RankContext& context, int rank, bool in_setup) {
+  // Peers only repeat the first reason; what goes wrong in the setup does so on every rank, and rank 0 hears of what does not.
+  const bool tells = rank == 0 || (failure.from_peer ? failure.message.find("rank 0 ") != std::string::npos : !in_setup);
+  context.log.log(tells ? spdlog::level::err : spdlog::level::debug, "{}", failure.message);
+}
+
+/// The whole life of one rank. Returns the exit code, agreed by all ranks if nothing failed. `failed` is set if the communicator can not be
+/// used any more.
+int run_rank(const RankContext& context, comm::Communicator& communicator, bool& failed) {
+  const RunConfig& config = context.config;
+  const bool is_root = communicator.rank() == 0;
+  bool in_setup = true;
+  try {
+    if (is_root && config.subcommand == Subcommand::kBatch) engine::check_batch_files(batch_options(config));
+    comm::check_transport(communicator);
+    const auto device = device::make_cpu_device({.num_threads = context.num_threads, .isa = instruction_set(config)});
+    engine::Session session(session_options(config, static_cast<std::size_t>(context.local_ranks)), *device, communicator);
+    in_setup = false;
+    std::int32_t exit_code = 0;
+    if (is_root) {
+      context.log.debug("{}; {}; {} MB of weights, {} tokens of KV cache", session.model().description, device->description(),
+                        session.weight_bytes() >> 20, session.kv_tokens());
+      exit_code = run_subcommand({.config = config,
+                                  .session = session,
+                                  .control = context.control,
+                                  .log = context.log,
+                                  .num_ranks = communicator.size(),
+                                  .num_threads = context.num_threads,
+                                  .device = device->description()});
+      session.stop();
+    } else {
+      session.serve();
+    }
+    communicator.broadcast(std::as_writable_bytes(std::span(&exit_code, 1)), 0);
+    communicator.barrier();
+    return exit_code;
+  } catch (const std::exception& error) {
+    failed = true;
+    const Failure failure = describe(error, in_setup);
+    communicator.abort(failure.exit_code == 2 && !failure.from_peer ? std::string(kRefused) + failure.message : failure.message);
+    report(failure, context, communicator.rank(), in_setup);
+    return failure.exit_code;
+  }
+}
+
+int run_threads(const RankContext& context) {
+  const auto size = static_cast<int>(context.config.tensor_parallel_size);
+  comm::CommunicatorOptions options;
+  options.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(context.config.collective_timeout * 1000.0));
+  auto communicators = comm::make_thread_communicators(size, options);
+  std::vector<int> exit_codes(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  const auto run = [&](std::size_t rank) {
+    bool failed = false;
+    exit_codes[rank] = run_rank(context, *communicators[rank], failed);
+  };
+  for (std::size_t rank = 1; rank < exit_codes.size(); ++rank) threads.emplace_back(run, rank);
+  run(0);
+  for (std::thread& thread : threads) thread.join();
+  return exit_codes.front();
+}
+
+std::size_t choose_threads(const RunConfig& config, const World& world, int thread_ranks, spdlog::logger& log) {
+  if (config.threads > 0) return static_cast<std::size_t>(config.threads);
+  const std::size_t usable = device::usable_processors();
+  const auto online = static_cast<std::size_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
+  if (usable == 1 && online > 1 && world.rank() == 0)
+    log.warn("each rank may only use one core of {} (mpirun --bind-to none gives it more)", online);
+  return device::threads_for_rank(static_cast<std::size_t>(world.ranks_that_share_cores() * thread_ranks));
+}
+
+/// With the rank's MPI, if it has any. `failed`: MPI can not be left in order.
+int run_process(const RunConfig& config, const RankEnvironment& ranks, RankControl& control, spdlog::logger& log, bool& failed) {
+  control.set_phase("start MPI");
+  World world(config, ranks);
+  const std::string kind = choose_communicator(config.comm, world.size(), world.local_size());
+  const int thread_ranks = kind == "threads" ? static_cast<int>(config.tensor_parallel_size) : 1;
+  const RankContext context{.config = config,
+                            .control = control,
+                            .log = log,
+                            .local_ranks = world.local_size() * thread_ranks,
+                            .num_threads = choose_threads(config, world, thread_ranks, log)};
+  if (kind == "threads") return run_threads(context);
+  int exit_code = 0;
+  {
+    control.set_phase("connect ranks");
+    const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(config.collective_timeout * 1000.0));
+    ReportingCommunicator communicator(world.make_communicator(kind, deadline), control);
+    exit_code = run_rank(context, communicator, failed);
+    if (failed && world.size() > 1) {
+      control.finish(exit_code);
+      _exit(exit_code);
+    }
+  }
+  world.finalize();
+  return exit_code;
+}
+
+}  // namespace
+
+int run_ranks(const RunConfig& config, const RankEnvironment& ranks, const Environment& environment,
+              const std::shared_ptr<Terminal>& terminal) {
+  if (ranks.started_by == "mpirun")
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // mpirun, or its daemon, started this process: without it nobody would end a stuck rank
+  const bool alone = ranks.size <= 1;
+  const auto log = make_logger(terminal, alone ? std::nullopt : std::optional(ranks.rank), config.log_level);
+  const char* socket_path = environment(control::kEnvironmentVariable.data());
+  const bool watched = !alone && socket_path != nullptr && *socket_path != 0;
+  RankControl control({.rank = ranks.rank,
+                       .size = std::max(ranks.size, 1),
+                       .socket_path = watched ? socket_path : "",
+                       .terminal = watched || ranks.rank != 0 ? nullptr : terminal.get()});
+  bool failed = false;
+  int exit_code = 0;
+  try {
+    exit_code = run_process(config, ranks, control, *log, failed);
+  } catch (const std::exception& error) {
+    const Failure failure = describe(error, true);
+    exit_code = failure.exit_code;
+    if (ranks.rank == 0 || failure.from_peer) log->error("{}", failure.message);
+    if (!alone) {
+      control.finish(exit_code);
+      _exit(exit_code);
+    }
+  }
+  control.finish(exit_code);
+  return exit_code;
+}
+
+}  // namespace lockstep::launcher

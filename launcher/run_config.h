@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::launcher {
+
+enum class Subcommand : std::uint8_t { kBatch, kGenerate, kInspect, kBench };
+
+/// What one run of the program was asked to do: flags over the configuration file over these defaults. The table in options.cpp says for
+/// each field its flag, key, range and help. `std::nullopt` is "not given": whoever uses the field then decides by its own documented rule.
+struct RunConfig {
+  Subcommand subcommand = Subcommand::kBatch;
+
+  // The model and how it is computed.
+  std::string model;                    // GGUF file or Hugging Face folder
+  std::string dtype = "auto";           // "auto": as stored, int8 activations for block-quantised weights; "float32": expanded
+  std::string kv_cache_dtype = "auto";  // "auto", "float32", "float16", "bfloat16"
+  std::int64_t max_model_len = 0;       // 0: what the model says, or what fits
+  std::int64_t max_num_seqs = 64;
+  std::int64_t max_num_batched_tokens = 512;
+  std::int64_t max_prefill_chunk = 512;
+  std::int64_t block_size = 16;
+  std::optional<std::uint64_t> kv_cache_memory;  // bytes of a rank
+  std::optional<std::uint64_t> seed;
+
+  // Ranks and machine.
+  std::int64_t tensor_parallel_size = 1;
+  bool tensor_parallel_size_given = false;  // by flag or file: then the world must have just this size
+  std::string comm = "auto";                // "auto", "self", "threads", "shm", "mpi"
+  std::string device = "auto";              // "auto", "cpu"
+  std::int64_t threads = 0;                 // of a rank; 0: the affinity mask shared by the local ranks
+  double collective_timeout = 120.0;        // seconds
+  std::int64_t restarts = 0;
+  std::string log_level = "info";
+  std::string instruction_set;  // LOCKSTEP_ISA; empty: the best of the machine
+
+  // batch
+  std::string input_file;
+  std::string output_file;
+  std::string error_file;
+  std::string output_order = "input";  // "input", "completion"
+  std::string served_model_name;
+  bool resume = false;
+  bool overwrite = false;
+  bool retry_errors = false;
+  bool allow_errors = false;
+
+  // generate
+  std::optional<std::string> prompt;
+  std::vector<std::int64_t> prompt_ids;
+  bool chat = false;  // the prompt is a user message, put into the model's chat template
+  std::string system;
+  std::optional<std::int64_t> max_tokens;
+  std::optional<double> temperature;
+  std::optional<std::int64_t> top_k;
+  std::optional<double> top_p;
+  std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
+  std::optional<double> presence_penalty;
+  std::optional<double> frequency_penalty;
+  std::vector<std::string> stop;
+  std::int64_t n = 1;
+  std::int64_t logprobs = -1;  // -1: none
+  bool ignore_eos = false;
+  bool output_ids = false;
+  std::string dump_logits;
+  std::string dump_hidden;
+
+  // inspect
+  bool print_graph = false;
+  std::int64_t rank = 0;  // whose graph
+
+  // bench
+  std::int64_t input_len = 512;
+  std::int64_t output_len = 128;
+  std::int64_t num_prompts = 32;
+  std::int64_t warmup = 1;
+  std::int64_t iterations = 3;
+  bool json = false;
+
+  // For tests.
+  std::int64_t debug_preempt_every = 0;  // 0: never
+
+  bool operator==(const RunConfig&) const = default;
+};
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,40 @@
+#include "launcher/session_options.h"
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+
+namespace lockstep::launcher {
+namespace {
+
+/// What the kernel says could be had without swapping, in bytes; 1 GiB where it does not say.
+std::uint64_t available_memory() {
+  std::ifstream info("/proc/meminfo");
+  for (std::string key, unit; info >> key;) {
+    std::uint64_t kilobytes = 0;
+    info >> kilobytes;
+    std::getline(info, unit);
+    if (key == "MemAvailable:") return kilobytes << 10;
+  }
+  return std::uint64_t{1} << 30;
+}
+
+}  // namespace
+
+engine::SessionOptions session_options(const RunConfig& config, std::size_t local_ranks) {
+  constexpr std::uint64_t kMostByDefault = std::uint64_t{4} << 30;
+  engine::SessionOptions options;
+  options.model = config.model;
+  options.expand_to_float32 = config.dtype == "float32";
+  if (config.kv_cache_dtype != "auto") options.kv_dtype = device::dtype_from_name(config.kv_cache_dtype);
+  options.kv_cache_bytes = config.kv_cache_memory.value_or(std::min(kMostByDefault, available_memory() / 4) / local_ranks);
+  options.block_size = static_cast<std::size_t>(config.block_size);
+  if (config.max_model_len > 0) options.max_model_len = static_cast<std::size_t>(config.max_model_len);
+  options.max_num_seqs = static_cast<std::size_t>(config.max_num_seqs);
+  options.max_num_batched_tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
+  options.prefill_chunk = static_cast<std::size_t>(config.max_prefill_chunk);
+  options.preempt_every = static_cast<std::size_t>(config.debug_preempt_every);
+  return options;
+}
+
+}  // namespace lockstep::launcher

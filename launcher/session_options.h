@@ -1,0 +1,14 @@
+#pragma once
+
+#include "engine/sampling/params.h"
+#include "engine/session.h"
+#include "launcher/run_config.h"
+
+namespace lockstep::launcher {
+
+/// What the engine is to do, of what the user asked for. `local_ranks`: ranks that share this machine's memory; without --kv-cache-memory
+/// each takes its part of a quarter of what is free, at most 4 GiB.
+/// @throws UsageError that names the flag.
+engine::SessionOptions session_options(const RunConfig& config, std::size_t local_ranks);
+
+}  // namespace lockstep::launcher

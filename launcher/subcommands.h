@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <spdlog/logger.h>
+
+#include "engine/io/batch_job.h"
+#include "engine/session.h"
+#include "launcher/rank_control.h"
+#include "launcher/run_config.h"
+
+namespace lockstep::launcher {
+
+/// What a subcommand works with on rank 0, while the other ranks serve.
+struct Job {
+  const RunConfig& config;
+  engine::Session& session;
+  RankControl& control;
+  spdlog::logger& log;
+  int num_ranks = 1;
+  std::size_t num_threads = 1;  // of this rank
+  std::string device;           // as it describes itself
+};
+
+/// `lockstep batch` and `lockstep bench`. They return the exit code. generate.h and inspect.h have the others.
+int run_batch_job(const Job& job);
+int run_bench(const Job& job);
+
+/// What of the flags concerns the files of a batch; the settings that need the model are left out.
+engine::BatchOptions batch_options(const RunConfig& config);
+
+/// Writes all of `text` to standard output. @throws std::runtime_error if it can not be written.
+void print(std::string_view text);
+
+}  // namespace lockstep::launcher

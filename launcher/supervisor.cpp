@@ -1,0 +1,414 @@
+#include "launcher/supervisor.h"
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstring>
+#include <deque>
+#include <list>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include <boost/asio.hpp>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "launcher/child_process.h"
+#include "launcher/control_protocol.h"
+#include "launcher/mpirun.h"
+#include "launcher/progress.h"
+
+namespace lockstep::launcher {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using Clock = std::chrono::steady_clock;
+using Socket = asio::local::stream_protocol::socket;
+
+namespace {
+
+constexpr std::chrono::milliseconds kWatchInterval{200};
+constexpr std::chrono::milliseconds kSettleTime{50};
+constexpr std::chrono::seconds kLeastSilence{3};     // heartbeats come several times a second, but a busy machine may hold one back
+constexpr std::chrono::seconds kStartDeadline{120};  // for every rank to say hello
+constexpr std::chrono::seconds kExitDeadline{10};    // for the command to end once every rank has said bye
+
+/// What the launcher knows of a rank.
+struct Rank {
+  enum class State { kAbsent, kRunning, kSaidBye, kGone };
+  State state = State::kAbsent;
+  pid_t pid = 0;
+  std::optional<int> exit_code;
+  control::At at;
+  Clock::time_point last_heard;
+  Clock::time_point last_moved;
+};
+
+struct Connection {
+  explicit Connection(Socket accepted) : socket(std::move(accepted)) {}
+  Socket socket;
+  std::string inbox;
+  int rank = -1;  // not known before its hello
+};
+
+std::string place(const Rank& rank) {
+  if (rank.state == Rank::State::kAbsent) return "not started";
+  const std::string name = rank.at.name.empty() ? "start" : rank.at.name;
+  return rank.at.step == 0 ? name : fmt::format("step {}, {}", rank.at.step, name);
+}
+
+std::string signal_text(int signal) { return fmt::format("signal {}, {}", signal, strsignal(signal)); }
+
+pid_t peer_pid(Socket& socket) {
+  ucred credentials{};
+  socklen_t size = sizeof credentials;
+  return getsockopt(socket.native_handle(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 ? credentials.pid : 0;
+}
+
+class Supervisor {
+ public:
+  Supervisor(const SupervisorOptions& options, Terminal& terminal, spdlog::logger& log)
+      : options_(options),
+        terminal_(terminal),
+        log_(log),
+        display_(terminal),
+        ranks_(static_cast<std::size_t>(options.num_ranks)),
+        acceptor_(context_, asio::local::stream_protocol::endpoint(options.socket_path)),
+        signals_(context_, SIGINT, SIGTERM, SIGHUP),
+        child_signals_(context_, SIGCHLD),
+        watch_timer_(context_),
+        kill_timer_(context_),
+        reap_timer_(context_),
+        errors_(context_) {}
+
+  int run() {
+    fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
+    adopt_orphans();
+    accept();
+    wait_for_signal();
+    wait_for_child();
+    started_ = Clock::now();
+    child_ = start_child(options_.command, {{std::string(control::kEnvironmentVariable), options_.socket_path}});
+    errors_.assign(child_.stderr_pipe);
+    read_errors();
+    watch();
+    context_.run();
+    kill_all_children();
+    flush_errors();
+    display_.finish(Clock::now());
+    return report();
+  }
+
+ private:
+  // --- connections
+  // -------------------------------------------------------------------------------------------------------------------------------------
+
+  void accept() {
+    acceptor_.async_accept([this](error_code error, Socket socket) {
+      if (error) return;
+      fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
+      Connection& connection = connections_.emplace_back(std::move(socket));
+      read(connection);
+      accept();
+    });
+  }
+
+  void read(Connection& connection) {
+    asio::async_read_until(connection.socket, asio::dynamic_buffer(connection.inbox, control::kMaxLine), '\n',
+                           [this, &connection](error_code error, std::size_t length) {
+                             if (error) return on_closed(connection);
+                             const std::string line = connection.inbox.substr(0, length - 1);
+                             connection.inbox.erase(0, length);
+                             try {
+                               on_message(connection, control::parse_rank_message(line));
+                             } catch (const std::runtime_error& unknown) {
+                               log_.warn("{}", unknown.what());
+                               return on_closed(connection);
+                             }
+                             read(connection);
+                           });
+  }
+
+  void on_message(Connection& connection, const control::RankMessage& message) {
+    if (const auto* hello = std::get_if<control::Hello>(&message)) return on_hello(connection, *hello);
+    if (connection.rank < 0) throw std::runtime_error("control socket: a rank did not say hello first");
+    Rank& rank = ranks_[static_cast<std::size_t>(connection.rank)];
+    const Clock::time_point now = Clock::now();
+    rank.last_heard = now;
+    if (const auto* at = std::get_if<control::At>(&message)) {
+      if (!(rank.at == *at)) rank.last_moved = now;
+      rank.at = *at;
+    } else if (const auto* progress = std::get_if<Progress>(&message)) {
+      display_.update(*progress, now);
+    } else if (const auto* bye = std::get_if<control::Bye>(&message)) {
+      on_bye(connection.rank, bye->exit_code);
+    }
+  }
+
+  void on_hello(Connection& connection, const control::Hello& hello) {
+    if (hello.rank < 0 || hello.rank >= options_.num_ranks || hello.size != options_.num_ranks) {
+      throw std::runtime_error(
+          fmt::format("control socket: rank {} of {} is not of this job of {}", hello.rank, hello.size, options_.num_ranks));
+    }
+    Rank& rank = ranks_[static_cast<std::size_t>(hello.rank)];
+    if (rank.state != Rank::State::kAbsent) throw std::runtime_error(fmt::format("control socket: there are two ranks {}", hello.rank));
+    connection.rank = hello.rank;
+    rank.state = Rank::State::kRunning;
+    rank.pid = peer_pid(connection.socket);
+    rank.last_heard = rank.last_moved = Clock::now();
+    if (stop_signal_ != 0) send(connection, control::Stop{stop_signal_});
+    if (failure_) send(connection, control::Kill{*failure_});
+  }
+
+  void on_bye(int number, int exit_code) {
+    Rank& rank = ranks_[static_cast<std::size_t>(number)];
+    rank.state = Rank::State::kSaidBye;
+    rank.exit_code = exit_code;
+    last_bye_ = Clock::now();
+    if (exit_code == 1) fail(fmt::format("rank {} failed ({}); its message is above", number, place(rank)));
+  }
+
+  void on_closed(Connection& connection) {
+    error_code ignored;
+    connection.socket.close(ignored);
+    if (connection.rank < 0) return;
+    Rank& rank = ranks_[static_cast<std::size_t>(connection.rank)];
+    if (rank.state == Rank::State::kSaidBye) {
+      rank.state = Rank::State::kGone;
+      return;
+    }
+    rank.state = Rank::State::kGone;
+    if (failure_ || killed_by_signal_) return;  // it was told to go
+    dead_rank_ = connection.rank;
+    fail(fmt::format("rank {} died ({})", connection.rank, place(rank)));
+  }
+
+  void send(Connection& connection, const control::LauncherMessage& message) {
+    error_code ignored;
+    if (connection.socket.is_open()) asio::write(connection.socket, asio::buffer(control::encode(message)), ignored);
+  }
+
+  void send_all(const control::LauncherMessage& message) {
+    for (Connection& connection : connections_) send(connection, message);
+  }
+
+  // --- the command
+  // -------------------------------------------------------------------------------------------------------------------------------------
+
+  void read_errors() {
+    errors_.async_read_some(asio::buffer(error_buffer_), [this](error_code error, std::size_t length) {
+      if (error) return;
+      error_text_.append(error_buffer_.data(), length);
+      for (std::size_t end = error_text_.find('\n'); end != std::string::npos; end = error_text_.find('\n')) {
+        show_line(error_text_.substr(0, end));
+        error_text_.erase(0, end + 1);
+      }
+      if (error_text_.size() > kMaxErrorLine) show_line(std::exchange(error_text_, {}));
+      read_errors();
+    });
+  }
+
+  void show_line(std::string line) {
+    for (const std::string& shown : chatter_.take(std::move(line))) terminal_.write_line(shown);
+  }
+
+  /// What the pipe still holds when everyone is gone.
+  void flush_errors() {
+    error_code error;
+    errors_.non_blocking(true, error);
+    for (std::size_t length = 1; length > 0 && !error;) {
+      length = errors_.read_some(asio::buffer(error_buffer_), error);
+      if (!error) error_text_.append(error_buffer_.data(), length);
+    }
+    std::size_t begin = 0;
+    for (std::size_t end = error_text_.find('\n'); end != std::string::npos; end = error_text_.find('\n', begin)) {
+      show_line(error_text_.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    if (begin < error_text_.size()) show_line(error_text_.substr(begin));
+  }
+
+  void wait_for_child() {
+    child_signals_.async_wait([this](error_code error, int) {
+      if (error) return;
+      int status = 0;
+      for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+        if (pid == child_.pid) return on_child_exit(status);
+      }
+      wait_for_child();
+    });
+  }
+
+  /// What ranks said last may still be on its way here, so the verdict waits a moment.
+  void on_child_exit(int status) {
+    kill_timer_.cancel();
+    reap_timer_.expires_after(kSettleTime);
+    reap_timer_.async_wait([this, status](error_code error) {
+      if (!error) judge_child_exit(status);
+    });
+  }
+
+  void judge_child_exit(int status) {
+    if (!all_said_bye() && !failure_) {
+      const bool started = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.state != Rank::State::kAbsent; });
+      const std::string how = WIFSIGNALED(status) ? signal_text(WTERMSIG(status)) : fmt::format("exit code {}", WEXITSTATUS(status));
+      remember_failure(fmt::format("{} {} ({})", options_.command.front(), started ? "died" : "did not start the ranks", how));
+      show_chatter_ = true;
+    }
+    context_.stop();  // run() kills whoever is left: orphans of the command are this process's children
+  }
+
+  // --- the end
+  // -----------------------------------------------------------------------------------------------------------------------------------------
+
+  bool all_said_bye() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.exit_code.has_value(); });
+  }
+
+  /// Keeps the first reason, and where everyone stood at that moment.
+  void remember_failure(std::string reason) {
+    if (failure_) return;
+    failure_ = std::move(reason);
+    for (std::size_t i = 0; i < ranks_.size(); ++i) places_ += fmt::format("{}rank {}: {}", i == 0 ? "" : "; ", i, place(ranks_[i]));
+  }
+
+  /// Takes the job down: ranks are told, then killed, then the command is.
+  void fail(std::string reason) {
+    if (failure_) return;
+    remember_failure(std::move(reason));
+    send_all(control::Kill{*failure_});
+    kill_timer_.expires_after(kAbortGrace);
+    kill_timer_.async_wait([this](error_code error) {
+      if (!error) kill_ranks();
+    });
+    reap_timer_.expires_after(kReaperGrace);
+    reap_timer_.async_wait([this](error_code error) {
+      if (!error) kill(child_.pid, SIGKILL);
+    });
+  }
+
+  /// Only ranks whose connection is open: a process id of one that is gone may be another's by now.
+  void kill_ranks() {
+    for (const Connection& connection : connections_) {
+      if (connection.rank < 0 || !connection.socket.is_open()) continue;
+      const pid_t pid = ranks_[static_cast<std::size_t>(connection.rank)].pid;
+      if (pid > 0) kill(pid, SIGKILL);
+    }
+  }
+
+  void wait_for_signal() {
+    signals_.async_wait([this](error_code error, int signal) {
+      if (error) return;
+      if (stop_signal_ != 0) {
+        killed_by_signal_ = true;
+        remember_failure("killed");
+        kill_ranks();
+        kill(child_.pid, SIGTERM);
+        reap_timer_.expires_after(std::chrono::milliseconds(300));
+        reap_timer_.async_wait([this](error_code cancelled) {
+          if (!cancelled) kill(child_.pid, SIGKILL);
+        });
+      } else {
+        stop_signal_ = signal == SIGHUP ? SIGTERM : signal;
+        log_.info("stopping: what is finished is being written ({} again: stop at once)", signal == SIGINT ? "Ctrl-C" : "the signal");
+        send_all(control::Stop{stop_signal_});
+      }
+      wait_for_signal();
+    });
+  }
+
+  // --- the watch
+  // ---------------------------------------------------------------------------------------------------------------------------------------
+
+  void watch() {
+    watch_timer_.expires_after(kWatchInterval);
+    watch_timer_.async_wait([this](error_code error) {
+      if (error) return;
+      if (!failure_) look_for_stalls(Clock::now());
+      watch();
+    });
+  }
+
+  void look_for_stalls(Clock::time_point now) {
+    const auto seconds = [&](Clock::time_point since) { return std::chrono::duration<double>(now - since).count(); };
+    const Rank* late = nullptr;
+    bool all_running_stand_still = true;
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      const Rank& rank = ranks_[i];
+      if (rank.state == Rank::State::kAbsent && now - started_ > kStartDeadline)
+        return fail(fmt::format("rank {} did not start within {} s", i, kStartDeadline.count()));
+      if (rank.state != Rank::State::kRunning) continue;
+      if (now - rank.last_heard > std::max<Clock::duration>(options_.collective_timeout, kLeastSilence)) {
+        return fail(fmt::format("rank {} is stuck: nothing was heard from it for {:.1f} s ({})", i, seconds(rank.last_heard), place(rank)));
+      }
+      // A rank that waits for the others has moved after the one it waits for. Ranks tell of a late peer themselves, so this watch gives
+      // them more time.
+      if (rank.at.step == 0 || now - rank.last_moved < options_.collective_timeout + kLeastSilence) all_running_stand_still = false;
+      if (late == nullptr || std::tie(rank.at.step, rank.last_moved) < std::tie(late->at.step, late->last_moved)) late = &rank;
+    }
+    if (late != nullptr && all_running_stand_still) {
+      fail(fmt::format("rank {} is stuck: it has not moved for {:.1f} s ({})", late - ranks_.data(), seconds(late->last_moved),
+                       place(*late)));
+    }
+    if (all_said_bye() && now - last_bye_ > kExitDeadline) kill(child_.pid, SIGKILL);
+  }
+
+  // --- the report
+  // --------------------------------------------------------------------------------------------------------------------------------------
+
+  int report() {
+    if (killed_by_signal_) {
+      log_.error("stopped at once");
+      return 128 + stop_signal_;
+    }
+    if (failure_) {
+      if (show_chatter_ && !chatter_.chatter().empty()) log_.error("{} said:\n{}", options_.command.front(), chatter_.chatter());
+      const auto& death = chatter_.death();
+      const bool known = death && dead_rank_ == death->rank;
+      log_.error("{}{}", *failure_, known ? fmt::format(": {}", signal_text(death->signal)) : "");
+      log_.error("where the ranks stood: {}", places_);
+      return 1;
+    }
+    return *ranks_.front().exit_code;
+  }
+
+  static constexpr std::size_t kMaxErrorLine = 1 << 16;
+
+  const SupervisorOptions& options_;
+  Terminal& terminal_;
+  spdlog::logger& log_;
+  ProgressDisplay display_;
+  std::vector<Rank> ranks_;
+  asio::io_context context_{1};
+  asio::local::stream_protocol::acceptor acceptor_;
+  std::list<Connection> connections_;
+  asio::signal_set signals_;
+  asio::signal_set child_signals_;
+  asio::steady_timer watch_timer_;
+  asio::steady_timer kill_timer_;
+  asio::steady_timer reap_timer_;
+  asio::posix::stream_descriptor errors_;
+  std::array<char, 4096> error_buffer_{};
+  std::string error_text_;
+  ChatterFilter chatter_;
+  ChildProcess child_;
+  Clock::time_point started_;
+  Clock::time_point last_bye_;
+  int stop_signal_ = 0;
+  bool killed_by_signal_ = false;
+  bool show_chatter_ = false;
+  std::optional<int> dead_rank_;
+  std::optional<std::string> failure_;
+  std::string places_;
+};
+
+}  // namespace
+
+int supervise(const SupervisorOptions& options, Terminal& terminal, spdlog::logger& log) {
+  return Supervisor(options, terminal, log).run();
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,382 @@
+#include "parallel/plan.h"
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace lockstep::parallel {
+namespace {
+
+using device::Activation;
+
+bool row_parallel(ShardKind kind) { return kind == ShardKind::kAttentionColumns || kind == ShardKind::kFeedForwardColumns; }
+
+std::vector<std::size_t> scaled(const std::vector<std::size_t>& ends, std::size_t factor) {
+  std::vector<std::size_t> result;
+  for (const std::size_t end : ends) result.push_back(end * factor);
+  return result;
+}
+
+class Planner {
+ public:
+  Planner(const Graph& graph, std::size_t rank, std::size_t num_ranks) : graph_(graph), leaves_(leaves_of(graph.dims)), shards_(all_shards(graph.dims, num_ranks)) {
+    out_.dims = graph.dims;
+    out_.rms_norm_eps = graph.rms_norm_eps;
+    out_.shard = shards_[rank];
+    out_.tensors = graph.tensors;
+    for (const Shard& shard : shards_) out_.vocabulary_shares.push_back(shard.vocabulary);
+  }
+
+  RankGraph run() {
+    for (std::size_t i = 0; i < graph_.nodes.size(); ++i) add_node(i);
+    if (out_.logits == kNone) throw std::invalid_argument("plan: the graph computes no logits");
+    return std::move(out_);
+  }
+
+ private:
+  const Shard& shard() const { return out_.shard; }
+  bool alone() const { return shard().num_ranks == 1; }
+
+  std::size_t columns_of(Width width) const {
+    const ModelDims& dims = graph_.dims;
+    switch (width) {
+      case Width::kHidden: return dims.hidden;
+      case Width::kQkv: return (shard().heads.size() + 2 * shard().kv_heads.size()) * dims.head_dim;
+      case Width::kAttention: return shard().heads.size() * dims.head_dim;
+      case Width::kGateUp: return 2 * shard().feed_forward.size();
+      case Width::kFeedForward: return shard().feed_forward.size();
+      case Width::kVocabulary: return shard().vocabulary.size();
+    }
+    throw std::invalid_argument("plan: a value has no width");
+  }
+
+  /// The rank's copy of a value in one representation, made when first needed.
+  std::size_t value_of(ValueId id, Activation type) {
+    const auto [found, fresh] = values_.try_emplace({id, type}, out_.values.size());
+    if (fresh) {
+      const Value& value = graph_.values[id];
+      out_.values.push_back({.name = value.name + (type == Activation::kInt8Blocks ? ".int8" : ""), .columns = columns_of(value.width), .type = type});
+    }
+    return found->second;
+  }
+
+  /// What the rows (of a vector: the elements) of a tensor are on this rank.
+  Range local_rows(const TensorDecl& tensor, std::size_t all) const {
+    const std::size_t head_dim = graph_.dims.head_dim;
+    const auto times = [](Range range, std::size_t factor) { return Range{range.begin * factor, range.end * factor}; };
+    switch (tensor.shard) {
+      case ShardKind::kVocabularyRows: return shard().vocabulary;
+      case ShardKind::kQueryRows: return times(shard().heads, head_dim);
+      case ShardKind::kKvRows: return times(shard().kv_heads, head_dim);
+      case ShardKind::kFeedForwardRows: return shard().feed_forward;
+      default: return {0, all};
+    }
+  }
+
+  Range local_columns(const TensorDecl& tensor) const {
+    const std::size_t head_dim = graph_.dims.head_dim;
+    if (tensor.shard == ShardKind::kAttentionColumns) return {shard().heads.begin * head_dim, shard().heads.end * head_dim};
+    if (tensor.shard == ShardKind::kFeedForwardColumns) return shard().feed_forward;
+    return {0, tensor.columns};
+  }
+
+  std::vector<device::Leaf> leaves_of_product(const TensorDecl& tensor, std::size_t local_columns_size) const {
+    if (tensor.shard == ShardKind::kAttentionColumns) {
+      return ReductionTree(leaves_.attention_ends.size()).leaf_program(shard().attention_leaves, scaled(leaves_.attention_ends, graph_.dims.head_dim));
+    }
+    if (tensor.shard == ShardKind::kFeedForwardColumns) {
+      return ReductionTree(leaves_.feed_forward_ends.size()).leaf_program(shard().feed_forward_leaves, leaves_.feed_forward_ends);
+    }
+    return {{.end = static_cast<std::uint32_t>(local_columns_size), .merges = 0, .ends_root = true}};
+  }
+
+  std::size_t add_weight(const std::vector<TensorId>& tensors) {
+    const auto known = weights_.find(tensors);
+    if (known != weights_.end()) return known->second;
+    RankWeight weight;
+    const TensorDecl& first = graph_.tensors[tensors.front()];
+    for (const TensorId id : tensors) {
+      const TensorDecl& tensor = graph_.tensors[id];
+      const WeightPiece piece{id, local_rows(tensor, tensor.rows), local_columns(tensor)};
+      if (tensor.dtype != first.dtype || piece.columns != local_columns(first)) {
+        throw std::invalid_argument("plan: " + tensor.name + " can not be stacked with " + first.name);
+      }
+      weight.name += (weight.name.empty() ? "" : "+") + tensor.name;
+      weight.spec.rows += piece.rows.size();
+      weight.pieces.push_back(piece);
+    }
+    weight.spec.name = weight.name;
+    weight.spec.dtype = first.dtype;
+    weight.spec.columns = weight.pieces.front().columns.size();
+    weight.spec.leaves = leaves_of_product(first, weight.spec.columns);
+    out_.weights.push_back(std::move(weight));
+    return weights_[tensors] = out_.weights.size() - 1;
+  }
+
+  std::size_t add_vector(const std::vector<TensorId>& tensors) {
+    if (tensors.empty()) return kNone;
+    RankVector vector;
+    for (const TensorId id : tensors) {
+      const TensorDecl& tensor = graph_.tensors[id];
+      if (!tensor.is_vector()) throw std::invalid_argument("plan: " + tensor.name + " is used as a vector and has " + std::to_string(tensor.rows) + " rows");
+      const WeightPiece piece{id, {0, 1}, local_rows(tensor, tensor.columns)};
+      vector.name += (vector.name.empty() ? "" : "+") + tensor.name;
+      vector.size += piece.columns.size();
+      vector.pieces.push_back(piece);
+    }
+    out_.vectors.push_back(std::move(vector));
+    return out_.vectors.size() - 1;
+  }
+
+  std::size_t tree_of(ShardKind kind) {
+    std::vector<Range> shares;
+    for (const Shard& peer : shards_) shares.push_back(kind == ShardKind::kAttentionColumns ? peer.attention_leaves : peer.feed_forward_leaves);
+    const std::size_t num_leaves = kind == ShardKind::kAttentionColumns ? leaves_.attention_ends.size() : leaves_.feed_forward_ends.size();
+    const comm::TreeSum tree = ReductionTree(num_leaves).tree_sum(shares);
+    const auto known = std::find(out_.trees.begin(), out_.trees.end(), tree);
+    if (known != out_.trees.end()) return static_cast<std::size_t>(known - out_.trees.begin());
+    out_.trees.push_back(tree);
+    return out_.trees.size() - 1;
+  }
+
+  Activation wanted_by(const std::vector<TensorId>& weights) const {
+    return device::info(graph_.tensors[weights.front()].dtype).block_quantised() ? Activation::kInt8Blocks : Activation::kFloat32;
+  }
+
+  /// Weights of a node in runs of the same type: each run is one product.
+  std::vector<std::vector<TensorId>> runs_of_type(const std::vector<TensorId>& weights) const {
+    std::vector<std::vector<TensorId>> runs;
+    for (const TensorId id : weights) {
+      if (runs.empty() || graph_.tensors[runs.back().front()].dtype != graph_.tensors[id].dtype) runs.emplace_back();
+      runs.back().push_back(id);
+    }
+    return runs;
+  }
+
+  /// int8 where every reader of what node `index` writes is a product with block-quantised weights. A reader that differs finds floats, and converts.
+  Activation written_by(std::size_t index) const {
+    const ValueId value = graph_.nodes[index].output;
+    bool any = false;
+    for (std::size_t i = index + 1; i < graph_.nodes.size(); ++i) {
+      const Node& reader = graph_.nodes[i];
+      if (std::find(reader.inputs.begin(), reader.inputs.end(), value) != reader.inputs.end()) {
+        if (reader.op != Op::kLinear) return Activation::kFloat32;
+        for (const auto& run : runs_of_type(reader.weights)) {
+          if (wanted_by(run) != Activation::kInt8Blocks) return Activation::kFloat32;
+        }
+        any = true;
+      }
+      if (reader.output == value) break;
+    }
+    return any ? Activation::kInt8Blocks : Activation::kFloat32;
+  }
+
+  RankNode& add(RankOp op, const Node& node, std::string name) {
+    out_.nodes.push_back({.op = op, .layer = node.layer, .name = std::move(name)});
+    return out_.nodes.back();
+  }
+
+  /// A node that writes a value which may be int8 right away.
+  RankNode& add_producer(RankOp op, std::size_t index, const std::string& name) {
+    const Node& node = graph_.nodes[index];
+    const Activation type = written_by(index);
+    current_[node.output] = type;
+    RankNode& made = add(op, node, name);
+    made.output = value_of(node.output, type);
+    made.tap = node.tap;
+    return made;
+  }
+
+  std::size_t input_as(const Node& node, Activation wanted, const std::string& name) {
+    const ValueId value = node.inputs.front();
+    const Activation stands = current_.contains(value) ? current_[value] : Activation::kFloat32;
+    if (stands == wanted || converted_[value] == wanted) return value_of(value, wanted);
+    if (wanted == Activation::kFloat32) throw std::invalid_argument("plan: " + name + " needs floats of a value that was rounded to int8");
+    RankNode& convert = add(RankOp::kConvert, node, name + " input");
+    convert.input = value_of(value, stands);
+    convert.output = value_of(value, wanted);
+    converted_[value] = wanted;
+    return convert.output;
+  }
+
+  void add_linear(const Node& node, const std::string& name) {
+    const ShardKind kind = graph_.tensors[node.weights.front()].shard;
+    std::size_t out_column = 0;
+    std::size_t next_bias = 0;
+    for (const auto& run : runs_of_type(node.weights)) {
+      const std::size_t input = input_as(node, wanted_by(run), name);
+      const std::size_t output = value_of(node.output, Activation::kFloat32);
+      RankNode& linear = add(RankOp::kLinear, node, name);
+      linear.input = input;
+      linear.output = output;
+      linear.weight = add_weight(run);
+      linear.out_column = out_column;
+      if (!node.biases.empty()) {
+        const auto first = node.biases.begin() + static_cast<std::ptrdiff_t>(next_bias);
+        linear.vector = add_vector({first, first + static_cast<std::ptrdiff_t>(run.size())});
+        next_bias += run.size();
+      }
+      const device::WeightSpec& spec = out_.weights[linear.weight].spec;
+      out_column += spec.rows;
+      RankValue& value = out_.values[output];
+      value.row_factor = std::max(value.row_factor, spec.num_roots());
+    }
+    current_[node.output] = Activation::kFloat32;
+    if (row_parallel(kind) && !alone()) {
+      const std::size_t output = value_of(node.output, Activation::kFloat32);
+      RankNode& reduce = add(RankOp::kAllReduce, node, name + " all-reduce");
+      reduce.input = reduce.output = output;
+      reduce.tree = tree_of(kind);
+    }
+    if (kind == ShardKind::kVocabularyRows) out_.logits = value_of(node.output, Activation::kFloat32);
+  }
+
+  void add_embed(const Node& node, const std::string& name) {
+    RankNode& embed = add(RankOp::kEmbed, node, name);
+    embed.weight = add_weight(node.weights);
+    const std::size_t x = value_of(node.output, Activation::kFloat32);
+    if (alone()) {
+      out_.nodes.back().output = x;
+      out_.nodes.back().tap = node.tap;
+      return;
+    }
+    out_.values.push_back({.name = "embedded", .columns = graph_.dims.hidden});
+    out_.nodes.back().output = out_.values.size() - 1;
+    RankNode& gather = add(RankOp::kGatherEmbedding, node, name + " gather");
+    gather.input = out_.values.size() - 1;
+    gather.output = x;
+    gather.tap = node.tap;
+  }
+
+  void add_node(std::size_t index) {
+    const Node& node = graph_.nodes[index];
+    const std::string name = name_of(node);
+    converted_.erase(node.output);
+    switch (node.op) {
+      case Op::kEmbed: add_embed(node, name); return;
+      case Op::kLinear: add_linear(node, name); tap_last(node); return;
+      case Op::kRmsNorm: {
+        RankNode& norm = add_producer(RankOp::kRmsNorm, index, name);
+        norm.vector = add_vector(node.weights);
+        norm.input = value_of(node.inputs.front(), Activation::kFloat32);
+        return;
+      }
+      case Op::kRotateAndAppend: add(RankOp::kRotateAndAppend, node, name).input = value_of(node.inputs.front(), Activation::kFloat32); return;
+      case Op::kAttention:
+      case Op::kSwiglu: {
+        RankNode& made = add_producer(node.op == Op::kAttention ? RankOp::kAttention : RankOp::kSwiglu, index, name);
+        made.input = value_of(node.inputs.front(), Activation::kFloat32);
+        return;
+      }
+      case Op::kAdd: {
+        RankNode& sum = add(RankOp::kAdd, node, name);
+        sum.input = value_of(node.inputs.front(), Activation::kFloat32);
+        sum.output = value_of(node.output, Activation::kFloat32);
+        sum.vector = add_vector(node.biases);
+        sum.tap = node.tap;
+        sum.tap_input = node.tap_input;
+        return;
+      }
+      case Op::kSelectLogitRows: {
+        RankNode& select = add(RankOp::kSelectLogitRows, node, name);
+        select.input = value_of(node.inputs.front(), Activation::kFloat32);
+        select.output = value_of(node.output, Activation::kFloat32);
+        return;
+      }
+    }
+  }
+
+  void tap_last(const Node& node) { out_.nodes.back().tap = node.tap; }
+
+  std::string name_of(const Node& node) const {
+    const auto what = [&]() -> std::string {
+      switch (node.op) {
+        case Op::kEmbed: return "embedding";
+        case Op::kRmsNorm: return graph_.tensors[node.weights.front()].name;
+        case Op::kLinear: return graph_.tensors[node.weights.front()].name;
+        case Op::kRotateAndAppend: return "rotary, KV append";
+        case Op::kAttention: return "attention";
+        case Op::kSwiglu: return "swiglu";
+        case Op::kAdd: return "residual add";
+        case Op::kSelectLogitRows: return "select logit rows";
+      }
+      return "?";
+    }();
+    const bool in_layer = node.op == Op::kRotateAndAppend || node.op == Op::kAttention || node.op == Op::kSwiglu || node.op == Op::kAdd;
+    return in_layer ? fmt::format("layer {} {}", node.layer, what) : what;
+  }
+
+  const Graph& graph_;
+  const Leaves leaves_;
+  const std::vector<Shard> shards_;
+  RankGraph out_;
+  std::map<std::pair<ValueId, Activation>, std::size_t> values_;
+  std::map<std::vector<TensorId>, std::size_t> weights_;
+  std::map<ValueId, Activation> current_;    // how the value stands now
+  std::map<ValueId, Activation> converted_;  // and as what else
+};
+
+const char* op_name(RankOp op) {
+  switch (op) {
+    case RankOp::kEmbed: return "embed";
+    case RankOp::kGatherEmbedding: return "gather_embedding";
+    case RankOp::kRmsNorm: return "rms_norm";
+    case RankOp::kConvert: return "convert";
+    case RankOp::kLinear: return "linear";
+    case RankOp::kRotateAndAppend: return "rotate_append";
+    case RankOp::kAttention: return "attention";
+    case RankOp::kSwiglu: return "swiglu";
+    case RankOp::kAllReduce: return "all_reduce";
+    case RankOp::kAdd: return "add";
+    case RankOp::kSelectLogitRows: return "select_rows";
+  }
+  return "?";
+}
+
+std::string value_text(const RankGraph& graph, std::size_t value, bool with_size) {
+  if (value == kNone) return "";
+  const RankValue& v = graph.values[value];
+  return with_size ? fmt::format("{}[tok,{}]", v.name, v.columns) : v.name;
+}
+
+std::string weight_text(const RankGraph& graph, const RankWeight& weight) {
+  std::string text;
+  for (const WeightPiece& piece : weight.pieces) {
+    const TensorDecl& tensor = graph.tensors[piece.tensor];
+    text += fmt::format("{}{}[{}..{} of {}, {}..{} of {}]", text.empty() ? "" : " + ", tensor.name, piece.rows.begin, piece.rows.end, tensor.rows,
+                        piece.columns.begin, piece.columns.end, tensor.columns);
+  }
+  text += fmt::format(" {}", device::info(weight.spec.dtype).name);
+  if (weight.spec.leaves.size() > 1) text += fmt::format(", {} leaves to {} roots", weight.spec.leaves.size(), weight.spec.num_roots());
+  return text;
+}
+
+}  // namespace
+
+RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks) {
+  check_num_ranks(graph.dims, num_ranks);
+  return Planner(graph, rank, num_ranks).run();
+}
+
+std::string print(const RankGraph& graph, bool all_layers) {
+  const Shard& shard = graph.shard;
+  std::string text = fmt::format("rank {} of {}: query heads {}..{}, KV heads {}..{}, inner columns {}..{}, vocabulary {}..{}\n", shard.rank, shard.num_ranks,
+                                 shard.heads.begin, shard.heads.end, shard.kv_heads.begin, shard.kv_heads.end, shard.feed_forward.begin,
+                                 shard.feed_forward.end, shard.vocabulary.begin, shard.vocabulary.end);
+  for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
+    const RankNode& node = graph.nodes[i];
+    if (!all_layers && node.layer > 0 && node.layer < graph.dims.num_layers) continue;
+    text += fmt::format("n{:02} {:<16} {:<16} -> {:<20}", i, op_name(node.op), value_text(graph, node.input, false), value_text(graph, node.output, true));
+    if (node.weight != kNone) text += "  " + weight_text(graph, graph.weights[node.weight]);
+    if (node.vector != kNone) text += fmt::format("  {}[{}]", graph.vectors[node.vector].name, graph.vectors[node.vector].size);
+    if (node.tree != kNone) text += fmt::format("  roots of ranks {}", fmt::join(graph.trees[node.tree].roots_per_rank, "+"));
+    while (text.back() == ' ') text.pop_back();
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "device/device.h"
+#include "parallel/graph.h"
+#include "parallel/shard.h"
+
+namespace lockstep::parallel {
+
+/// A slice of a tensor of the whole model: rows [rows.begin, rows.end) of its columns [columns.begin, columns.end).
+struct WeightPiece {
+  TensorId tensor = 0;
+  Range rows;
+  Range columns;
+};
+
+/// A matrix of one rank: pieces of the same type stacked by rows, with the leaves of its product.
+struct RankWeight {
+  std::string name;
+  std::vector<WeightPiece> pieces;
+  device::WeightSpec spec;
+};
+
+/// A vector of one rank (norm weights, biases), fp32: pieces of vectors, one behind the other.
+struct RankVector {
+  std::string name;
+  std::vector<WeightPiece> pieces;
+  std::size_t size = 0;
+};
+
+/// A matrix of activations of one rank. Values of the same name share memory from layer to layer.
+struct RankValue {
+  std::string name;
+  std::size_t columns = 0;
+  std::size_t row_factor = 1;  // roots of partial sums that stand one behind the other
+  device::Activation type = device::Activation::kFloat32;
+  bool over_logit_rows = false;  // as many rows as logits are wanted, not as tokens are computed
+};
+
+/// What a rank does, in order: the compute nodes of the model's graph with local sizes, and the collectives that make the cut invisible.
+enum class RankOp : std::uint8_t {
+  kEmbed,            // the rows of `weight` that this rank has
+  kGatherEmbedding,  // collective: everyone's rows, in the order of the tokens
+  kRmsNorm,
+  kConvert,
+  kLinear,
+  kRotateAndAppend,
+  kAttention,
+  kSwiglu,
+  kAllReduce,  // collective: finishes the tree `tree` over the roots in `input`, in place
+  kAdd,
+  kSelectLogitRows,
+};
+
+inline constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+struct RankNode {
+  RankOp op = RankOp::kEmbed;
+  std::size_t input = kNone;   // value
+  std::size_t output = kNone;  // value
+  std::size_t weight = kNone;  // of RankGraph::weights
+  std::size_t vector = kNone;  // of RankGraph::vectors: norm weight or bias
+  std::size_t tree = kNone;    // of RankGraph::trees
+  std::size_t out_column = 0;  // kLinear: where the product stands in the output
+  std::size_t layer = 0;
+  std::string name;            // "layer 3 down_proj": for positions and messages
+  std::string tap;             // see Node
+  std::string tap_input;
+};
+
+/// One rank's part of a model: pure data, printable, the same for every device.
+struct RankGraph {
+  ModelDims dims;
+  float rms_norm_eps = 0.0f;
+  Shard shard;
+  std::vector<Range> vocabulary_shares;  // [ranks]
+  std::vector<TensorDecl> tensors;       // of the whole model, as in Graph
+  std::vector<RankWeight> weights;
+  std::vector<RankVector> vectors;
+  std::vector<RankValue> values;
+  std::vector<comm::TreeSum> trees;
+  std::vector<RankNode> nodes;
+  std::size_t logits = kNone;  // value: [logit rows, local vocabulary]
+};
+
+/// Cuts `graph` for one rank. Where a consumer's weights are block-quantised, activations are planned as int8 blocks.
+/// @throws std::invalid_argument as shard_of does, or where the graph is not consistent.
+RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks);
+
+/// The plan as text, one line a node of the first layer and what surrounds the layers: what `lockstep inspect` shows and the tests compare.
+std::string print(const RankGraph& graph, bool all_layers = false);
+
+}  // namespace lockstep::parallel

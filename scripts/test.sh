@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Installs the packages, builds and runs the tests. With --full also the long ones. The last line is ctest's verdict on the release build.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+full=no
+case "${1:-}" in
+  --full) full=yes ;;
+  "") ;;
+  *) echo "usage: scripts/test.sh [--full]" >&2; exit 2 ;;
+esac
+say() { printf '\n== %s\n' "$*"; }
+
+say "packages"
+scripts/install-packages.sh
+export LOCKSTEP_EXAMPLE_MODEL
+LOCKSTEP_EXAMPLE_MODEL=$(scripts/fetch-model.sh)
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=0} TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1}
+
+# Ranks and threads share the cores with the tests beside them, so one test a core is enough.
+run_tests() {
+  ctest --preset "$1" --parallel "$(nproc)" --no-tests=error "${@:2}"
+}
+# Address space randomisation with many bits is more than the thread sanitizer of these compilers can place.
+without_randomisation() {
+  if setarch "$(uname -m)" --addr-no-randomize true 2>/dev/null; then setarch "$(uname -m)" --addr-no-randomize "$@"; else "$@"; fi
+}
+not_long=(--label-exclude long)
+[ $full = no ] || not_long=()
+
+for sanitizer in asan tsan; do
+  say "build for $sanitizer"
+  scripts/build.sh $sanitizer
+  say "tests under $sanitizer"
+  export -f run_tests
+  without_randomisation bash -euc 'run_tests "$@"' run_tests $sanitizer --label-regex 'unit|conformance|contract-small'
+done
+
+say "build"
+scripts/build.sh release
+if [ $full = yes ] && [ -x scripts/contract.sh ]; then
+  say "the whole contract"
+  scripts/contract.sh
+fi
+say "tests"
+run_tests release "${not_long[@]}"

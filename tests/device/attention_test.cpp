@@ -1,0 +1,246 @@
+#include <array>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "tests/device/reference.h"
+
+namespace lockstep::device {
+namespace {
+
+using namespace reference;
+
+struct Case {
+  std::size_t heads, kv_heads, head_dim, block_size;
+  DType dtype;
+  std::uint32_t window;
+};
+
+/// A few sequences, as steps of them: prompts of different lengths in chunks, then tokens one at a time. What is computed for a token must
+/// not depend on any of it.
+struct Scene {
+  Case shape;
+  std::vector<std::size_t> lengths;
+  AttentionSpec spec;
+  std::vector<std::vector<float>> rows;  // of each sequence: [length, qkv columns]
+  std::vector<float> cosines, sines;
+
+  std::size_t columns() const { return (shape.heads + 2 * shape.kv_heads) * shape.head_dim; }
+
+  explicit Scene(const Case& c, std::vector<std::size_t> sequence_lengths) : shape(c), lengths(std::move(sequence_lengths)) {
+    spec.num_heads = c.heads;
+    spec.num_kv_heads = c.kv_heads;
+    spec.head_dim = c.head_dim;
+    for (std::size_t head = 0; head < c.heads; ++head) spec.kv_head_of.push_back(static_cast<std::uint32_t>(head * c.kv_heads / c.heads));
+    spec.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+    spec.window = c.window;
+    for (std::size_t i = 0; i < lengths.size(); ++i)
+      rows.push_back(random_floats(lengths[i] * columns(), static_cast<std::uint32_t>(100 + i), 2.0f));
+    const std::size_t half = c.head_dim / 4 * 2 / 2;  // rotate about half of the dims
+    for (std::size_t position = 0; position < 2000; ++position) {
+      for (std::size_t i = 0; i < half; ++i) {
+        const double angle = static_cast<double>(position) * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half));
+        cosines.push_back(static_cast<float>(std::cos(angle)));
+        sines.push_back(static_cast<float>(std::sin(angle)));
+      }
+    }
+  }
+  std::size_t rotary_dim() const { return shape.head_dim / 4 * 2; }
+};
+
+/// Runs the scene in steps of at most `chunk` tokens of each sequence (all sequences together, or one after another) and gives the outputs
+/// of each sequence.
+std::vector<std::vector<float>> run_scene(const Scene& scene, Device& device, std::size_t chunk, bool together,
+                                          Activation type = Activation::kFloat32) {
+  const std::size_t block_size = scene.shape.block_size, out_columns = scene.shape.heads * scene.shape.head_dim;
+  std::size_t blocks = 0;
+  for (const std::size_t length : scene.lengths) blocks += (length + block_size - 1) / block_size;
+  const auto cache = device.allocate_kv_cache({2, blocks, block_size, scene.shape.kv_heads, scene.shape.head_dim, scene.shape.dtype});
+  const RotaryTable table{scene.cosines, scene.sines, scene.rotary_dim()};
+  std::vector<std::vector<float>> outputs(scene.lengths.size());
+  std::vector<std::size_t> done(scene.lengths.size(), 0);
+  for (;;) {
+    StepBatch batch;
+    std::vector<float> qkv;
+    std::vector<std::size_t> members;
+    std::size_t next_block = blocks;  // blocks are handed out from the last one down, so that tables are not ascending
+    for (std::size_t i = 0; i < scene.lengths.size(); ++i) {
+      const std::size_t count = (scene.lengths[i] + block_size - 1) / block_size;
+      next_block -= count;
+      const std::size_t tokens = std::min(chunk, scene.lengths[i] - done[i]);
+      if (tokens == 0 || (!together && !members.empty())) continue;
+      batch.sequences.push_back({static_cast<std::uint32_t>(batch.num_tokens()), static_cast<std::uint32_t>(tokens),
+                                 static_cast<std::uint32_t>(done[i]), static_cast<std::uint32_t>(batch.block_tables.size())});
+      const std::size_t used = (done[i] + tokens + block_size - 1) / block_size;
+      for (std::size_t b = 0; b < used; ++b)
+        batch.block_tables.push_back(static_cast<std::uint32_t>(next_block + (count - 1 - b + 3) % count));
+      for (std::size_t t = 0; t < tokens; ++t) {
+        batch.token_ids.push_back(0);
+        batch.positions.push_back(static_cast<std::int32_t>(done[i] + t));
+      }
+      const float* row = scene.rows[i].data() + done[i] * scene.columns();
+      qkv.insert(qkv.end(), row, row + tokens * scene.columns());
+      members.push_back(i);
+      done[i] += tokens;
+    }
+    if (members.empty()) return outputs;
+    const OwnedMatrix in = upload(device, qkv, scene.columns());
+    const OwnedMatrix out = make_matrix(device, type, batch.num_tokens(), out_columns);
+    device.rotate_and_append(in.matrix, batch, scene.spec, &table, *cache, 1);
+    device.attention(in.matrix, batch, scene.spec, *cache, 1, out.matrix);
+    const std::vector<float> values = download(device, out.matrix, batch.num_tokens());
+    for (std::size_t m = 0; m < members.size(); ++m) {
+      const auto from = values.begin() + static_cast<std::ptrdiff_t>(batch.sequences[m].first_token * out_columns);
+      outputs[members[m]].insert(outputs[members[m]].end(), from,
+                                 from + static_cast<std::ptrdiff_t>(batch.sequences[m].num_tokens * out_columns));
+    }
+  }
+}
+
+float as_stored(DType dtype, float x) {
+  if (dtype == DType::kF16) return half_to_float(float_to_half(x));
+  return dtype == DType::kBF16 ? bfloat16_to_float(float_to_bfloat16(x)) : x;
+}
+
+/// Attention in double precision, straight from the formula.
+std::vector<float> attention_of(const Scene& scene, std::size_t sequence) {
+  const Case& c = scene.shape;
+  const std::size_t length = scene.lengths[sequence], columns = scene.columns(), half = scene.rotary_dim() / 2;
+  std::vector<float> rows = scene.rows[sequence];
+  for (std::size_t t = 0; t < length; ++t) {
+    for (std::size_t head = 0; head < c.heads + 2 * c.kv_heads; ++head) {
+      float* x = &rows[t * columns + head * c.head_dim];
+      for (std::size_t i = 0; head < c.heads + c.kv_heads && i < half; ++i) {
+        const float cosine = scene.cosines[t * half + i], sine = scene.sines[t * half + i], a = x[i], b = x[half + i];
+        x[i] = std::fma(a, cosine, -(b * sine));
+        x[half + i] = std::fma(b, cosine, a * sine);
+      }
+      for (std::size_t d = 0; head >= c.heads && d < c.head_dim; ++d) x[d] = as_stored(c.dtype, x[d]);
+    }
+  }
+  std::vector<float> out(length * c.heads * c.head_dim);
+  for (std::size_t t = 0; t < length; ++t) {
+    for (std::size_t head = 0; head < c.heads; ++head) {
+      const std::size_t kv = scene.spec.kv_head_of[head], first = c.window && t + 1 > c.window ? t + 1 - c.window : 0;
+      std::vector<double> weights, sums(c.head_dim, 0.0);
+      double highest = -1e300, total = 0;
+      for (std::size_t key = first; key <= t; ++key) {
+        double score = 0;
+        for (std::size_t d = 0; d < c.head_dim; ++d) {
+          score += double{rows[t * columns + head * c.head_dim + d]} * double{rows[key * columns + (c.heads + kv) * c.head_dim + d]};
+        }
+        weights.push_back(score * double{scene.spec.scale});
+        highest = std::max(highest, weights.back());
+      }
+      for (std::size_t key = first; key <= t; ++key) {
+        const double p = std::exp(weights[key - first] - highest);
+        total += p;
+        for (std::size_t d = 0; d < c.head_dim; ++d)
+          sums[d] += p * double{rows[key * columns + (c.heads + c.kv_heads + kv) * c.head_dim + d]};
+      }
+      for (std::size_t d = 0; d < c.head_dim; ++d) out[(t * c.heads + head) * c.head_dim + d] = static_cast<float>(sums[d] / total);
+    }
+  }
+  return out;
+}
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all{{9, 3, 64, 16, DType::kF16, 0},   {4, 4, 20, 32, DType::kF32, 0}, {6, 2, 16, 48, DType::kBF16, 0},
+                                     {5, 1, 80, 16, DType::kF16, 70},  {2, 1, 8, 64, DType::kF32, 5},  {2, 2, 128, 16, DType::kF32, 0},
+                                     {16, 1, 32, 80, DType::kF16, 200}};
+  return all;
+}
+
+TEST(Attention, IsCloseToTheFormulaInDoublePrecision) {
+  float largest = 0;
+  for (const Case& c : cases()) {
+    const Scene scene(c, {1, 70, 257});
+    const auto device = make_cpu_device({2});
+    const auto outputs = run_scene(scene, *device, 512, true);
+    for (std::size_t i = 0; i < scene.lengths.size(); ++i) {
+      const std::vector<float> expected = attention_of(scene, i);
+      ASSERT_EQ(outputs[i].size(), expected.size());
+      for (std::size_t at = 0; at < expected.size(); ++at) largest = std::max(largest, std::fabs(outputs[i][at] - expected[at]));
+    }
+  }
+  EXPECT_LT(largest, 5e-6f);
+  RecordProperty("largest_difference", std::to_string(largest));
+}
+
+TEST(Attention, GivesTheSameBitsForEveryChunkingBatchInstructionSetAndThreadCount) {
+  for (const Case& c : cases()) {
+    const Scene scene(c, {3, 130, 65, 300});
+    const auto plain = make_cpu_device({1, Isa::kPortable});
+    const auto expected = run_scene(scene, *plain, 512, false);
+    for (const CpuOptions& options : all_options()) {
+      const auto device = make_cpu_device(options);
+      for (const std::size_t chunk : {1, 7, 64, 512}) {
+        if (options.isa == Isa::kPortable && chunk < 64) continue;
+        const auto outputs = run_scene(scene, *device, chunk, true);
+        for (std::size_t i = 0; i < outputs.size(); ++i) {
+          EXPECT_EQ(count_different(outputs[i], expected[i]), 0u)
+              << device->description() << " head_dim " << c.head_dim << " chunk " << chunk << " sequence " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Attention, SpreadsOneLongSequenceOverThreadsWithoutChangingABit) {
+  const Scene scene({3, 1, 64, 16, DType::kF16, 0}, {1500});
+  const auto expected = run_scene(scene, *make_cpu_device({1}), 1500, true);
+  for (const CpuOptions& options : all_options()) {
+    if (options.isa == Isa::kPortable) continue;
+    const auto outputs = run_scene(scene, *make_cpu_device(options), 1499, true);  // the last token is a decode step over 24 spans
+    EXPECT_EQ(count_different(outputs[0], expected[0]), 0u);
+  }
+}
+
+TEST(Attention, ASingleKeyGivesItsValue) {
+  const Scene scene({4, 2, 24, 16, DType::kF32, 0}, {1});
+  for (const CpuOptions& options : all_options()) {
+    const auto outputs = run_scene(scene, *make_cpu_device(options), 1, true);
+    for (std::size_t head = 0; head < 4; ++head) {
+      for (std::size_t d = 0; d < 24; ++d) EXPECT_EQ(outputs[0][head * 24 + d], scene.rows[0][(4 + 2 + head / 2) * 24 + d]);
+    }
+  }
+}
+
+TEST(Attention, AWindowOfOneKeySeesItself) {
+  const Scene scene({1, 1, 16, 16, DType::kF32, 1}, {100});
+  const auto outputs = run_scene(scene, *make_cpu_device({2}), 100, true);
+  for (std::size_t t = 0; t < 100; ++t) EXPECT_EQ(outputs[0][t * 16], scene.rows[0][t * 48 + 32]);
+}
+
+TEST(Attention, QuantisesItsOutputAsConvertDoes) {
+  const Scene scene({4, 2, 24, 16, DType::kF32, 0}, {20});
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    const auto floats = run_scene(scene, *device, 20, true), blocks = run_scene(scene, *device, 20, true, Activation::kInt8Blocks);
+    const OwnedMatrix converted = upload(*device, floats[0], 96, Activation::kInt8Blocks);
+    EXPECT_EQ(count_different(blocks[0], download(*device, converted.matrix, 20)), 0u);
+  }
+}
+
+TEST(Attention, ANaNKeySpoilsOnlyTheQueriesThatSeeIt) {
+  Scene scene({1, 1, 16, 16, DType::kF32, 0}, {80});
+  scene.rows[0][70 * 48 + 16] = std::nanf("");
+  for (const CpuOptions& options : all_options()) {
+    const auto outputs = run_scene(scene, *make_cpu_device(options), 80, true);
+    for (std::size_t t = 0; t < 80; ++t) EXPECT_EQ(std::isfinite(outputs[0][t * 16]), t < 70) << t;
+  }
+}
+
+TEST(RotateAndAppend, RefusesAPositionOutsideTheTable) {
+  Scene scene({1, 1, 16, 16, DType::kF32, 0}, {4});
+  scene.cosines.resize(3 * scene.rotary_dim() / 2);
+  EXPECT_THROW(run_scene(scene, *make_cpu_device({1}), 4, true), std::out_of_range);
+}
+
+TEST(KvCache, RefusesABlockSizeThatIsNoMultipleOf16) {
+  EXPECT_THROW(make_cpu_device({1})->allocate_kv_cache({1, 1, 24, 1, 16, DType::kF32}), std::invalid_argument);
+  EXPECT_THROW(make_cpu_device({1})->allocate_kv_cache({1, 1, 16, 1, 32, DType::kQ8_0}), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace lockstep::device

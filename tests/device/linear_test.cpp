@@ -1,0 +1,171 @@
+#include <gtest/gtest.h>
+
+#include "tests/device/reference.h"
+
+namespace lockstep::device {
+namespace {
+
+using namespace reference;
+
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1};
+
+Activation activation_of(DType dtype) { return info(dtype).block_quantised() ? Activation::kInt8Blocks : Activation::kFloat32; }
+
+std::vector<float> run_linear(Device& device, const StoredWeight& w, const std::vector<float>& x, std::size_t tokens, const float* bias) {
+  const auto weight = device.load_weight(w.spec, w.reader());
+  const OwnedMatrix in = upload(device, x, w.spec.columns, activation_of(w.spec.dtype));
+  const std::size_t rows = w.spec.num_roots() * tokens;
+  const OwnedMatrix out = make_matrix(device, Activation::kFloat32, rows, w.spec.rows);
+  device.linear(in.matrix, tokens, *weight, bias, out.matrix);
+  return download(device, out.matrix, rows);
+}
+
+class LinearOfType : public testing::TestWithParam<DType> {};
+
+TEST_P(LinearOfType, GivesTheBitsOfTheDefinitionOnEveryInstructionSetThreadCountAndBatchSize) {
+  const DType dtype = GetParam();
+  std::vector<std::pair<std::size_t, std::size_t>> shapes{{1, 32}, {5, 288}, {97, 288}, {160, 96}, {272, 1536}};
+  if (!info(dtype).block_quantised()) shapes.insert(shapes.end(), {{97, 20}, {70, 33}, {3, 1}});
+  const auto all = all_options();
+  for (const auto& [rows, columns] : shapes) {
+    for (const std::size_t leaves : {1, 9, 16}) {
+      const StoredWeight w =
+          make_weight(dtype, rows, columns, make_leaves(dtype, columns, leaves), static_cast<std::uint32_t>(rows + columns));
+      for (const std::size_t tokens : {1, 2, 3, 5, 8, 13, 37}) {
+        if (columns == 1536 && tokens > 3 && tokens != 13) continue;
+        const std::vector<float> x = random_floats(tokens * columns, 7, 2.0f);
+        const std::vector<float> bias = random_floats(rows, 8);
+        const std::vector<float> expected = reference::linear(w, x, tokens, bias.data());
+        for (const CpuOptions& options : all) {
+          const auto device = make_cpu_device(options);
+          EXPECT_EQ(count_different(run_linear(*device, w, x, tokens, bias.data()), expected), 0u)
+              << device->description() << ", " << rows << " x " << columns << ", " << leaves << " leaves, " << tokens << " tokens";
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LinearOfType, RowsAfterTheTokenBlockOf128AreTheSameAsAlone) {
+  const DType dtype = GetParam();
+  const StoredWeight w = make_weight(dtype, 48, 64, make_leaves(dtype, 64, 2), 3);
+  const std::vector<float> x = random_floats(131 * 64, 7, 2.0f);
+  const std::vector<float> expected = reference::linear(w, x, 131, nullptr);
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    EXPECT_EQ(count_different(run_linear(*device, w, x, 131, nullptr), expected), 0u) << device->description();
+  }
+}
+
+TEST_P(LinearOfType, EveryRootOfAShareGoesToItsOwnRows) {
+  const DType dtype = GetParam();
+  // 5 leaves as the shares of a rank give them: a leaf alone, then two merged, then three levels are left apart.
+  const std::size_t columns = 160;
+  const std::vector<Leaf> leaves{{32, 0, true}, {64, 0, false}, {96, 1, true}, {128, 0, true}, {160, 0, true}};
+  const StoredWeight w = make_weight(dtype, 21, columns, leaves, 5);
+  for (const std::size_t tokens : {1, 6}) {
+    const std::vector<float> x = random_floats(tokens * columns, 9);
+    const std::vector<float> expected = reference::linear(w, x, tokens, nullptr);
+    ASSERT_EQ(expected.size(), 4 * tokens * 21);
+    for (const CpuOptions& options : all_options()) {
+      const auto device = make_cpu_device(options);
+      EXPECT_EQ(count_different(run_linear(*device, w, x, tokens, nullptr), expected), 0u) << device->description();
+    }
+  }
+}
+
+TEST_P(LinearOfType, NonFiniteActivationsStayNonFiniteAndSpoilNoOtherRow) {
+  const DType dtype = GetParam();
+  const StoredWeight w = make_weight(dtype, 33, 96, make_leaves(dtype, 96, 1), 6);
+  for (const float bad : {INFINITY, -INFINITY, std::nanf("")}) {
+    std::vector<float> x = random_floats(3 * 96, 10);
+    const std::vector<float> clean = reference::linear(w, x, 3, nullptr);
+    x[96 + 40] = bad;
+    for (const CpuOptions& options : all_options()) {
+      const auto device = make_cpu_device(options);
+      const std::vector<float> out = run_linear(*device, w, x, 3, nullptr);
+      for (std::size_t row = 0; row < 33; ++row) {
+        EXPECT_TRUE(same(out[row], clean[row]));
+        EXPECT_FALSE(std::isfinite(out[33 + row])) << device->description() << " row " << row;
+        EXPECT_TRUE(same(out[66 + row], clean[66 + row]));
+      }
+    }
+  }
+}
+
+TEST_P(LinearOfType, EmbedGivesTheRowsAsTheyDequantise) {
+  const DType dtype = GetParam();
+  const std::size_t rows = 211, columns = 96;
+  const StoredWeight w = make_weight(dtype, rows, columns, make_leaves(dtype, columns, 1), 11);
+  std::vector<std::int32_t> ids;
+  for (std::size_t row = 0; row < rows; ++row) ids.push_back(static_cast<std::int32_t>((row * 37) % rows));
+  std::vector<float> expected(rows * columns);
+  for (std::size_t i = 0; i < rows; ++i) {
+    dequantise(dtype, std::span(w.row(static_cast<std::size_t>(ids[i])), w.row_size()), std::span(expected).subspan(i * columns, columns));
+  }
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    const auto weight = device->load_weight(w.spec, w.reader());
+    const OwnedMatrix out = make_matrix(*device, Activation::kFloat32, rows, columns);
+    device->embed(*weight, ids, out.matrix);
+    EXPECT_EQ(count_different(download(*device, out.matrix, rows), expected), 0u) << device->description();
+    EXPECT_THROW(device->embed(*weight, std::vector<std::int32_t>{211}, out.matrix), std::out_of_range);
+    EXPECT_THROW(device->embed(*weight, std::vector<std::int32_t>{-1}, out.matrix), std::out_of_range);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllTypes, LinearOfType, testing::ValuesIn(kTypes),
+                         [](const auto& type) { return std::string(device::info(type.param).name); });
+
+TEST(Linear, AMatrixOfOnesGivesTheNumberOfColumns) {
+  StoredWeight w{{"ones", DType::kF32, 18, 40, make_leaves(DType::kF32, 40, 1)}, {}};
+  const std::vector<float> ones(18 * 40, 1.0f);
+  w.bytes.resize(ones.size() * 4);
+  std::memcpy(w.bytes.data(), ones.data(), w.bytes.size());
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    for (const float value : run_linear(*device, w, std::vector<float>(2 * 40, 1.0f), 2, nullptr)) EXPECT_EQ(value, 40.0f);
+  }
+}
+
+TEST(Linear, AShardWithoutRowsIsFine) {
+  const StoredWeight w = make_weight(DType::kQ8_0, 0, 64, make_leaves(DType::kQ8_0, 64, 1), 1);
+  const auto device = make_cpu_device({2});
+  EXPECT_TRUE(run_linear(*device, w, random_floats(64, 1), 1, nullptr).empty());
+}
+
+TEST(LoadWeight, ReadsAFewPanelsAtATimeAndPassesOnAFailure) {
+  const StoredWeight w = make_weight(DType::kF16, 1000, 64, make_leaves(DType::kF16, 64, 1), 1);
+  const auto device = make_cpu_device({3});
+  std::atomic<std::size_t> largest{0}, rows{0};
+  device->load_weight(w.spec, [&](std::size_t first, std::size_t count, std::span<std::byte> to) {
+    w.reader()(first, count, to);
+    rows += count;
+    std::size_t seen = largest;
+    while (count > seen && !largest.compare_exchange_weak(seen, count)) {
+    }
+  });
+  EXPECT_EQ(rows, 1000u);
+  EXPECT_LE(largest, 64u);
+  EXPECT_THROW(device->load_weight(w.spec, [](std::size_t, std::size_t, std::span<std::byte>) { throw std::runtime_error("short file"); }),
+               std::runtime_error);
+  EXPECT_NO_THROW(device->load_weight(w.spec, w.reader()));  // the device lives on
+}
+
+TEST(LoadWeight, RefusesLeavesThatMakeNoSense) {
+  const auto device = make_cpu_device({1});
+  const auto load = [&](DType dtype, std::vector<Leaf> leaves) {
+    const StoredWeight w = make_weight(dtype, 16, 64, std::move(leaves), 1);
+    return device->load_weight(w.spec, w.reader());
+  };
+  EXPECT_THROW(load(DType::kF32, {}), std::invalid_argument);
+  EXPECT_THROW(load(DType::kF32, {{32, 0, true}}), std::invalid_argument);                  // columns are left over
+  EXPECT_THROW(load(DType::kF32, {{32, 0, false}, {64, 0, true}}), std::invalid_argument);  // two sums at a root
+  EXPECT_THROW(load(DType::kF32, {{32, 1, false}, {64, 1, true}}), std::invalid_argument);  // nothing to merge with
+  EXPECT_THROW(load(DType::kF32, {{32, 0, true}, {32, 0, true}, {64, 0, true}}), std::invalid_argument);
+  EXPECT_THROW(load(DType::kQ8_0, {{16, 0, true}, {64, 0, true}}), std::invalid_argument);  // within a block
+  EXPECT_NO_THROW(load(DType::kQ8_0, {{32, 0, false}, {64, 1, true}}));
+}
+
+}  // namespace
+}  // namespace lockstep::device

@@ -1,0 +1,253 @@
+#include <algorithm>
+
+#include <gtest/gtest.h>
+
+#include "device/cpu/kernels.h"
+#include "tests/device/reference.h"
+
+namespace lockstep::device {
+namespace {
+
+using namespace reference;
+
+float sum_of_squares(const float* x, std::size_t n) {
+  float lanes[16] = {};
+  for (std::size_t i = 0; i < n; ++i) lanes[i % 16] = std::fma(x[i], x[i], lanes[i % 16]);
+  for (std::size_t half = 8; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
+  }
+  return lanes[0];
+}
+
+TEST(RmsNorm, GivesTheBitsOfTheDefinition) {
+  for (const std::size_t columns : {1, 20, 33, 64, 288, 576}) {
+    const std::vector<float> x = random_floats(37 * columns, 1, 3.0f), weight = random_floats(columns, 2);
+    std::vector<float> expected;
+    for (std::size_t t = 0; t < 37; ++t) {
+      const float inverse = 1.0f / std::sqrt(sum_of_squares(&x[t * columns], columns) / static_cast<float>(columns) + 1e-5f);
+      for (std::size_t i = 0; i < columns; ++i) expected.push_back((x[t * columns + i] * inverse) * weight[i]);
+    }
+    for (const CpuOptions& options : all_options()) {
+      const auto device = make_cpu_device(options);
+      for (const std::size_t rows : {1, 37}) {
+        const OwnedMatrix in = upload(*device, x, columns), out = make_matrix(*device, Activation::kFloat32, rows, columns);
+        device->rms_norm(in.matrix, rows, weight.data(), 1e-5f, out.matrix);
+        EXPECT_EQ(count_different(download(*device, out.matrix, rows),
+                                  {expected.begin(), expected.begin() + static_cast<std::ptrdiff_t>(rows * columns)}),
+                  0u)
+            << device->description() << " " << columns;
+      }
+    }
+  }
+}
+
+TEST(RmsNorm, OfOnesIsTheWeight) {
+  const auto device = make_cpu_device({1});
+  const std::vector<float> weight = random_floats(48, 2);
+  const OwnedMatrix in = upload(*device, std::vector<float>(48, 1.0f), 48), out = make_matrix(*device, Activation::kFloat32, 1, 48);
+  device->rms_norm(in.matrix, 1, weight.data(), 0.0f, out.matrix);
+  EXPECT_EQ(download(*device, out.matrix, 1), weight);
+}
+
+TEST(RmsNorm, QuantisesItsOutputAsConvertDoes) {
+  const std::vector<float> x = random_floats(40 * 576, 1, 3.0f), weight = random_floats(576, 2);
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    const OwnedMatrix in = upload(*device, x, 576), floats = make_matrix(*device, Activation::kFloat32, 40, 576);
+    const OwnedMatrix blocks = make_matrix(*device, Activation::kInt8Blocks, 40, 576),
+                      converted = make_matrix(*device, Activation::kInt8Blocks, 40, 576);
+    device->rms_norm(in.matrix, 40, weight.data(), 1e-5f, floats.matrix);
+    device->convert(floats.matrix, 40, converted.matrix);
+    device->rms_norm(in.matrix, 40, weight.data(), 1e-5f, blocks.matrix);
+    EXPECT_EQ(count_different(download(*device, blocks.matrix, 40), download(*device, converted.matrix, 40)), 0u);
+  }
+}
+
+TEST(Convert, QuantisesByTheDefinition) {
+  std::vector<float> x = random_floats(9 * 96, 4, 100.0f);
+  std::fill(x.begin(), x.begin() + 32, 0.0f);                                  // a block of zeros
+  std::fill(x.begin() + 32, x.begin() + 64, 1e-42f);                           // of subnormal numbers: 127 / amax overflows
+  for (std::size_t i = 64; i < 96; ++i) x[i] = static_cast<float>(i) - 79.5f;  // ties
+  for (std::size_t i = 96; i < 128; ++i) x[i] = i % 2 ? 3.4e38f : -3.4e38f;
+  x[160] = INFINITY;
+  x[200] = std::nanf("");
+  std::vector<float> expected;
+  for (std::size_t t = 0; t < 9; ++t) {
+    const Int8Row row = quantise(&x[t * 96], 96);
+    for (std::size_t i = 0; i < 96; ++i) expected.push_back(row.scales[i / 32] * static_cast<float>(row.quants[i]));
+  }
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    const OwnedMatrix blocks = upload(*device, x, 96, Activation::kInt8Blocks);
+    EXPECT_EQ(count_different(download(*device, blocks.matrix, 9), expected), 0u) << device->description();
+    const OwnedMatrix back = make_matrix(*device, Activation::kFloat32, 9, 96);
+    device->convert(blocks.matrix, 9, back.matrix);
+    EXPECT_EQ(count_different(download(*device, back.matrix, 9), expected), 0u);
+  }
+}
+
+TEST(Matrix, RefusesInt8BlocksThatAreNotWhole) {
+  EXPECT_THROW((void)make_cpu_device({1})->matrix_bytes(Activation::kInt8Blocks, 1, 33), std::invalid_argument);
+}
+
+TEST(Swiglu, IsNearTheFormulaAndTheSameOnEveryInstructionSet) {
+  const std::size_t n = 97;
+  const std::vector<float> x = random_floats(20 * 2 * n, 5, 12.0f);
+  const auto plain = make_cpu_device({1, Isa::kPortable});
+  const OwnedMatrix first_in = upload(*plain, x, 2 * n), first_out = make_matrix(*plain, Activation::kFloat32, 20, n);
+  plain->swiglu(first_in.matrix, 20, first_out.matrix);
+  const std::vector<float> expected = download(*plain, first_out.matrix, 20);
+  for (std::size_t t = 0; t < 20; ++t) {
+    for (std::size_t i = 0; i < n; ++i) {
+      const double gate = x[2 * t * n + i], value = gate / (1.0 + std::exp(-gate)) * double{x[(2 * t + 1) * n + i]};
+      EXPECT_NEAR(expected[t * n + i], value, 4e-7 * std::fabs(value));
+    }
+  }
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    const OwnedMatrix in = upload(*device, x, 2 * n), out = make_matrix(*device, Activation::kFloat32, 20, n);
+    device->swiglu(in.matrix, 20, out.matrix);
+    EXPECT_EQ(count_different(download(*device, out.matrix, 20), expected), 0u) << device->description();
+  }
+}
+
+TEST(Add, AddsTheBiasToTheDeltaFirst) {
+  const std::vector<float> x = random_floats(5 * 50, 1), delta = random_floats(5 * 50, 2), bias = random_floats(50, 3);
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    for (const float* b : {static_cast<const float*>(nullptr), bias.data()}) {
+      const OwnedMatrix to = upload(*device, x, 50), from = upload(*device, delta, 50);
+      device->add(to.matrix, from.matrix, 5, b);
+      const std::vector<float> sums = download(*device, to.matrix, 5);
+      for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(sums[i], x[i] + (b ? delta[i] + b[i % 50] : delta[i]));
+    }
+  }
+}
+
+TEST(GatherRows, CopiesTheRowsThatAreAskedFor) {
+  const auto device = make_cpu_device({1});
+  const std::vector<float> x = random_floats(5 * 3, 1);
+  const OwnedMatrix from = upload(*device, x, 3), to = make_matrix(*device, Activation::kFloat32, 2, 3);
+  device->gather_rows(from.matrix, std::vector<std::uint32_t>{4, 1}, to.matrix);
+  EXPECT_EQ(download(*device, to.matrix, 2), (std::vector<float>{x[12], x[13], x[14], x[3], x[4], x[5]}));
+}
+
+TEST(TopOfRows, TheLowestIdWinsATieAndWhatIsNotFiniteIsReported) {
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    const auto top = [&](const std::vector<float>& row) {
+      const OwnedMatrix logits = upload(*device, row, row.size());
+      Top found;
+      device->top_of_rows(logits.matrix, 1, std::span(&found, 1));
+      return found;
+    };
+    for (const std::size_t n : {1, 15, 16, 97, 257}) {
+      for (std::size_t at = 0; at < n; ++at) {
+        std::vector<float> row = random_floats(n, 1);
+        row[at] = 2.0f;
+        EXPECT_EQ(top(row).id, static_cast<std::int32_t>(at));
+        EXPECT_EQ(top(row).logit, 2.0f);
+        EXPECT_TRUE(top(row).finite);
+        row[n - 1 - at / 2] = 2.0f;
+        EXPECT_EQ(top(row).id, static_cast<std::int32_t>(std::min(at, n - 1 - at / 2)));
+        for (const float bad : {INFINITY, -INFINITY, std::nanf("")}) {
+          row = random_floats(n, 1);
+          row[at] = bad;
+          EXPECT_FALSE(top(row).finite);
+          if (bad > 0) {
+            EXPECT_EQ(top(row).id, static_cast<std::int32_t>(at));
+          }
+          if (bad < 0 && n > 1) {
+            EXPECT_NE(top(row).id, static_cast<std::int32_t>(at));
+          }
+        }
+      }
+      EXPECT_EQ(top(std::vector<float>(n, -5.0f)).id, 0);
+      EXPECT_EQ(top(std::vector<float>(n, -INFINITY)).id, 0);
+    }
+    std::vector<float> zeros(40, -1.0f);
+    zeros[21] = -0.0f;
+    zeros[35] = 0.0f;
+    EXPECT_EQ(top(zeros).id, 21);  // zeros of both signs are equal
+  }
+}
+
+TEST(TopOfRows, ARowOfNoColumnsHasNone) {
+  const auto device = make_cpu_device({1});
+  const OwnedMatrix logits = make_matrix(*device, Activation::kFloat32, 1, 0);
+  Top found;
+  device->top_of_rows(logits.matrix, 1, std::span(&found, 1));
+  EXPECT_EQ(found.id, -1);
+  EXPECT_TRUE(found.finite);
+}
+
+TEST(Exponential, IsWithinTwoUnitsInTheLastPlaceAndTheSameEverywhere) {
+  std::vector<float> x;
+  for (int i = 0; i <= 2'000'000; ++i) x.push_back(-104.5f + 193.5f * static_cast<float>(i) / 2'000'000.0f);
+  for (const float special : {0.0f, -0.0f, 1e-30f, -1e-30f, 88.7228f, 88.73f, 1e30f, -1e30f, INFINITY, -INFINITY, std::nanf("")})
+    x.push_back(special);
+  std::vector<float> expected(x.size());
+  cpu::portable_kernels().exponentials(x.data(), x.size(), expected.data());
+  double worst = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double exact = std::exp(double{x[i]});
+    if (std::isnan(x[i])) {
+      EXPECT_TRUE(std::isnan(expected[i]));
+    } else if (static_cast<float>(exact) == INFINITY) {
+      EXPECT_EQ(expected[i], INFINITY) << x[i];
+    } else {
+      const float near = std::max(static_cast<float>(exact), 1.17549435e-38f);
+      const double unit = double{std::nextafter(near, INFINITY)} - double{near};
+      worst = std::max(worst, std::fabs(double{expected[i]} - exact) / unit);
+    }
+  }
+  EXPECT_LE(worst, 2.0);
+  std::printf("exp: at most %.3f ulp from the exact value\n", worst);
+  for (const Isa isa : supported_isas()) {
+    std::vector<float> values(x.size());
+    cpu::kernels_for(isa).exponentials(x.data(), x.size(), values.data());
+    EXPECT_EQ(count_different(values, expected), 0u) << isa_name(isa);
+  }
+}
+
+TEST(HalfConversion, EveryHalfAndEveryRoundingIsTheSameForVectorsAndScalars) {
+  std::vector<std::uint16_t> halves(65536);
+  for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
+  std::vector<float> x;
+  for (const std::uint16_t half : halves) x.push_back(half_to_float(half));
+  for (std::uint32_t i = 0; i < 2'000'000; ++i) {  // all of the range, with neighbours of the ties
+    const std::uint32_t pattern = i * 2147u + (i % 3) - 1;
+    float value;
+    std::memcpy(&value, &pattern, 4);
+    x.push_back(value);
+  }
+  for (std::uint32_t half = 0; half < 0x7C00; ++half) {  // exactly between two halves
+    x.push_back(
+        (half_to_float(static_cast<std::uint16_t>(half)) + std::min(half_to_float(static_cast<std::uint16_t>(half + 1)), 65536.0f)) / 2);
+    x.push_back(-x.back());
+  }
+  for (const Isa isa : supported_isas()) {
+    const cpu::Kernels& kernels = cpu::kernels_for(isa);
+    std::vector<float> expanded(halves.size());
+    kernels.from_half(halves.data(), halves.size(), expanded.data());
+    for (std::size_t i = 0; i < halves.size(); ++i) ASSERT_EQ(bits(expanded[i]), bits(x[i])) << isa_name(isa) << " half " << i;
+    std::vector<std::uint16_t> as_half(x.size()), as_bfloat16(x.size());
+    kernels.to_half(x.data(), x.size(), as_half.data());
+    kernels.to_bfloat16(x.data(), x.size(), as_bfloat16.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      ASSERT_EQ(as_half[i], float_to_half(x[i])) << isa_name(isa) << " " << std::hexfloat << x[i] << " " << std::hex << bits(x[i]);
+      ASSERT_EQ(as_bfloat16[i], float_to_bfloat16(x[i])) << isa_name(isa) << " " << std::hex << bits(x[i]);
+    }
+  }
+}
+
+TEST(HalfConversion, RoundsToTheNearestHalf) {
+  for (std::uint32_t half = 0; half < 0x7C00; ++half) EXPECT_EQ(float_to_half(half_to_float(static_cast<std::uint16_t>(half))), half);
+  EXPECT_EQ(float_to_half(65519.0f), 0x7BFF);
+  EXPECT_EQ(float_to_half(65520.0f), 0x7C00);
+  EXPECT_EQ(float_to_half(1.0f + 1.0f / 2048), 0x3C00);  // a tie goes to the even one
+  EXPECT_EQ(float_to_half(1.0f + 3.0f / 2048), 0x3C02);
+}
+
+}  // namespace
+}  // namespace lockstep::device

@@ -1,0 +1,222 @@
+#include "engine/model/gguf_config.h"
+
+#include <cstring>
+
+#include "engine/weights/safetensors.h"
+#include "tests/engine/weights/support.h"
+
+namespace lockstep::engine {
+namespace {
+
+using namespace testing_support;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+/// A llama of which one metadata value may be replaced or left out.
+class LlamaFile {
+ public:
+  LlamaFile() {
+    string("general.architecture", "llama");
+    for (const auto& [key, value] : {std::pair{"llama.embedding_length", 72u},
+                                     {"llama.block_count", 2u},
+                                     {"llama.attention.head_count", 9u},
+                                     {"llama.attention.head_count_kv", 3u},
+                                     {"llama.feed_forward_length", 176u},
+                                     {"llama.context_length", 256u},
+                                     {"llama.vocab_size", 97u}}) {
+      uint32(key, value);
+    }
+    float32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  }
+  LlamaFile& string(const std::string& key, std::string_view text) { return set(key, 8, Bytes().text(text).str()); }
+  LlamaFile& uint32(const std::string& key, std::uint32_t number) { return set(key, 4, Bytes().number(number).str()); }
+  LlamaFile& float32(const std::string& key, float number) { return set(key, 6, Bytes().number(number).str()); }
+  LlamaFile& strings(const std::string& key, const std::vector<std::string>& texts) {
+    Bytes bytes;
+    bytes.number(8u).number(std::uint64_t{texts.size()});
+    for (const std::string& text : texts) bytes.text(text);
+    return set(key, 9, bytes.str());
+  }
+  LlamaFile& set(const std::string& key, std::uint32_t kind, std::string encoded) {
+    values_[key] = {kind, std::move(encoded)};
+    return *this;
+  }
+  LlamaFile& without(const std::string& key) {
+    values_.erase(key);
+    return *this;
+  }
+  LlamaFile& tensor(const std::string& name) {
+    tensors_.push_back(name);
+    return *this;
+  }
+
+  GgufFile read() const {
+    GgufBuilder builder;
+    for (const auto& [key, value] : values_) builder.value(key, value.first, value.second);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) builder.tensor(tensors_[i], {8}, 0, 32 * i);
+    builder.data = std::string(32 * tensors_.size(), '\0');
+    const TemporaryFolder folder;
+    return read_gguf(folder.write("model.gguf", builder.str()));
+  }
+  ModelSpec spec() const { return spec_from_gguf(read()); }
+  std::string error() const {
+    const std::string text = error_of([&] { spec(); });
+    EXPECT_THAT(text, HasSubstr("model.gguf: ")) << "every error names the file";
+    return text;
+  }
+
+ private:
+  std::map<std::string, std::pair<std::uint32_t, std::string>> values_;
+  std::vector<std::string> tensors_;
+};
+
+TEST(GgufConfig, AGgufFileAndAFolderOfTheSameModelGiveTheSameSizes) {
+  const ModelSpec gguf = spec_from_gguf(read_gguf(data_path("gguf/llama-gqa-F32.gguf")));
+  EXPECT_EQ(gguf.hidden_size, 72u);
+  EXPECT_EQ(gguf.num_layers, 3u);
+  EXPECT_EQ(gguf.num_heads, 9u);
+  EXPECT_EQ(gguf.num_kv_heads, 3u);
+  EXPECT_EQ(gguf.head_dim, 8u);
+  EXPECT_EQ(gguf.intermediate_size, 176u);
+  EXPECT_EQ(gguf.vocab_size, 257u);
+  EXPECT_EQ(gguf.max_position_embeddings, 256u);
+  EXPECT_EQ(gguf.rms_norm_eps, 1e-5f);
+  EXPECT_EQ(gguf.rope.theta, 10000.0);
+  EXPECT_EQ(gguf.rope.rotary_dim, 8u);
+  EXPECT_EQ(gguf.bos_id, 1);
+  EXPECT_THAT(gguf.eos_ids, ElementsAre(2));
+  EXPECT_EQ(gguf.naming, NamingScheme::kGguf);
+  EXPECT_TRUE(gguf.rotary_pairs_interleaved);
+  EXPECT_FALSE(gguf.tie_word_embeddings || gguf.attention_bias || gguf.attention_output_bias || gguf.mlp_bias);
+}
+
+/// Rows of the GGUF file in the order that stored_row_of gives are the rows of the Hugging Face file: for all heads of q and the fewer ones
+/// of k.
+TEST(GgufConfig, StoredRowOfUndoesTheRowOrderOfQAndK) {
+  const GgufFile gguf = read_gguf(data_path("gguf/llama-gqa-F32.gguf"));
+  const ModelSpec spec = spec_from_gguf(gguf);
+  const auto folder = read_safetensors_folder(data_path("models/llama-gqa"));
+  for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
+    for (const std::string name : {"q", "k"}) {
+      const StoredTensor& from = *gguf.tensors->find("blk." + std::to_string(layer) + ".attn_" + name + ".weight");
+      const StoredTensor& expected = *folder->find("model.layers." + std::to_string(layer) + ".self_attn." + name + "_proj.weight");
+      ASSERT_EQ(from.shape, expected.shape);
+      std::size_t moved = 0;
+      std::vector<std::byte> row(from.columns() * 4), expected_row(row.size());
+      for (std::size_t r = 0; r < from.rows(); ++r) {
+        moved += stored_row_of(spec, r) != r ? 1 : 0;
+        gguf.tensors->read_rows(from, stored_row_of(spec, r), 1, 0, from.columns(), row);
+        folder->read_rows(expected, r, 1, 0, from.columns(), expected_row);
+        ASSERT_EQ(row, expected_row) << name << " row " << r;
+      }
+      EXPECT_EQ(moved, from.rows() / 8 * 6);
+    }
+  }
+}
+
+TEST(GgufConfig, AbsentKeysHaveTheirDefaults) {
+  const ModelSpec spec = LlamaFile().without("llama.attention.head_count_kv").spec();
+  EXPECT_EQ(spec.num_kv_heads, 9u);
+  EXPECT_EQ(spec.rope.theta, 10000.0);
+  EXPECT_EQ(spec.rope.rotary_dim, 8u);
+  EXPECT_EQ(spec.bos_id, -1);
+  EXPECT_THAT(spec.eos_ids, ElementsAre());
+}
+
+TEST(GgufConfig, AnExplicitHeadDimWins) {
+  const ModelSpec spec = LlamaFile().uint32("llama.attention.key_length", 24).uint32("llama.attention.value_length", 24).spec();
+  EXPECT_EQ(spec.head_dim, 24u);
+  EXPECT_EQ(spec.rope.rotary_dim, 24u);
+  EXPECT_THAT(LlamaFile().uint32("llama.attention.key_length", 24).uint32("llama.attention.value_length", 16).error(),
+              HasSubstr("value_length' is 16"));
+  EXPECT_THAT(LlamaFile().uint32("llama.rope.dimension_count", 4).error(),
+              HasSubstr("rotary dimension, 4, is not the dimension of a head, 8"));
+}
+
+TEST(GgufConfig, TheVocabularyCountsWhereNoSizeIsStated) {
+  EXPECT_EQ(LlamaFile().without("llama.vocab_size").strings("tokenizer.ggml.tokens", {"a", "b", "c"}).spec().vocab_size, 3u);
+  EXPECT_EQ(LlamaFile().strings("tokenizer.ggml.tokens", {"a", "b", "c"}).spec().vocab_size, 97u);
+  EXPECT_THAT(LlamaFile().uint32("llama.vocab_size", 2).strings("tokenizer.ggml.tokens", {"a", "b", "c"}).error(),
+              HasSubstr("is 2, less than the 3 tokens"));
+  EXPECT_THAT(LlamaFile().without("llama.vocab_size").error(), HasSubstr("'llama.vocab_size' is missing"));
+}
+
+TEST(GgufConfig, EndOfTurnCountsAsEos) {
+  const ModelSpec spec = LlamaFile()
+                             .uint32("tokenizer.ggml.eos_token_id", 9)
+                             .uint32("tokenizer.ggml.eot_token_id", 4)
+                             .uint32("tokenizer.ggml.padding_token_id", 0xFFFFFFFFu)
+                             .spec();
+  EXPECT_THAT(spec.eos_ids, ElementsAre(4, 9));
+  EXPECT_EQ(spec.pad_id, -1);
+  EXPECT_THAT(LlamaFile().uint32("tokenizer.ggml.eos_token_id", 97).error(),
+              HasSubstr("eos_token_id' is 97, outside the vocabulary of 97"));
+}
+
+TEST(GgufConfig, TieAndBiasesFollowFromTheTensors) {
+  EXPECT_TRUE(LlamaFile().spec().tie_word_embeddings);
+  EXPECT_FALSE(LlamaFile().tensor("output.weight").spec().tie_word_embeddings);
+  LlamaFile biased;
+  for (const char* layer : {"blk.0.", "blk.1."}) {
+    for (const char* name : {"attn_q.bias", "attn_k.bias", "attn_v.bias"}) biased.tensor(std::string(layer) + name);
+  }
+  EXPECT_TRUE(biased.spec().attention_bias);
+  EXPECT_FALSE(biased.spec().attention_output_bias || biased.spec().mlp_bias);
+  EXPECT_THAT(LlamaFile().tensor("blk.0.attn_q.bias").error(), HasSubstr("tensor 'blk.0.attn_k.bias' is missing"));
+}
+
+TEST(GgufConfig, RefusesWhatIsNotSupportedByName) {
+  EXPECT_THAT(LlamaFile().string("general.architecture", "qwen2").error(),
+              HasSubstr("is 'qwen2', which is not supported; supported: 'llama'"));
+  EXPECT_THAT(LlamaFile().without("general.architecture").error(), HasSubstr("'general.architecture' is missing"));
+  EXPECT_THAT(LlamaFile().string("llama.rope.scaling.type", "yarn").error(), HasSubstr("'llama.rope.scaling.type' is 'yarn'"));
+  EXPECT_NO_THROW(LlamaFile().string("llama.rope.scaling.type", "none").spec());
+  EXPECT_THAT(LlamaFile().float32("llama.rope.scale_linear", 4.0f).error(), HasSubstr("rotary scaling is not supported"));
+  EXPECT_THAT(LlamaFile().uint32("llama.expert_count", 8).error(), HasSubstr("'llama.expert_count' is 8"));
+  EXPECT_THAT(LlamaFile().tensor("rope_freqs.weight").error(), HasSubstr("'rope_freqs.weight' scales the rotary frequencies"));
+}
+
+TEST(GgufConfig, RefusesNumbersOutOfRangeByKeyAndValue) {
+  for (const std::string key : {"llama.embedding_length", "llama.block_count", "llama.attention.head_count",
+                                "llama.attention.head_count_kv", "llama.feed_forward_length", "llama.context_length", "llama.vocab_size"}) {
+    EXPECT_THAT(LlamaFile().uint32(key, 0).error(), HasSubstr("'" + key + "' is 0"));
+    EXPECT_THAT(LlamaFile().uint32(key, 0xFFFFFFFFu).error(), HasSubstr("'" + key + "' is 4294967295"));
+    EXPECT_THAT(LlamaFile().string(key, "8").error(), HasSubstr("'" + key + "' is a value of kind string"));
+  }
+  EXPECT_THAT(LlamaFile().without("llama.block_count").error(), HasSubstr("'llama.block_count' is missing"));
+  EXPECT_THAT(LlamaFile().uint32("llama.attention.head_count_kv", 2).error(), HasSubstr("key/value heads, 2"));
+  EXPECT_THAT(LlamaFile().float32("llama.attention.layer_norm_rms_epsilon", 0.0f).error(), HasSubstr("layer_norm_rms_epsilon' is 0"));
+  EXPECT_THAT(LlamaFile().float32("llama.attention.layer_norm_rms_epsilon", std::numeric_limits<float>::quiet_NaN()).error(),
+              HasSubstr("layer_norm_rms_epsilon' is"));
+  EXPECT_THAT(LlamaFile().float32("llama.rope.freq_base", -1.0f).error(), HasSubstr("freq_base' is -1"));
+}
+
+TEST(GgufVocabulary, HoldsWhatTheMetadataSays) {
+  const GgufFile file = read_gguf(data_path("gguf/llama-gqa-F32.gguf"));
+  const auto vocabulary = vocabulary_from_gguf(file.metadata);
+  ASSERT_TRUE(vocabulary.has_value());
+  EXPECT_THAT(vocabulary->source, HasSubstr("llama-gqa-F32.gguf"));
+  EXPECT_THAT(vocabulary->tokens, SizeIs(257));
+  EXPECT_THAT(vocabulary->types, SizeIs(257));
+  EXPECT_EQ(vocabulary->bos_id, 1);
+  EXPECT_EQ(vocabulary->eos_id, 2);
+  EXPECT_EQ(vocabulary->eot_id, -1);
+  EXPECT_EQ(vocabulary_from_gguf(LlamaFile().read().metadata), std::nullopt);
+}
+
+TEST(GgufVocabulary, RefusesTypesThatAreNotThoseOfItsTokens) {
+  const auto with_types = [](const std::vector<std::int32_t>& types) {
+    Bytes bytes;
+    bytes.number(5u).number(std::uint64_t{types.size()});
+    for (const std::int32_t type : types) bytes.number(type);
+    return LlamaFile().strings("tokenizer.ggml.tokens", {"a", "b"}).set("tokenizer.ggml.token_type", 9, bytes.str()).read();
+  };
+  EXPECT_THAT(vocabulary_from_gguf(with_types({1, 3}).metadata)->types, ElementsAre(1, 3));
+  EXPECT_THAT(error_of([&] { vocabulary_from_gguf(with_types({1}).metadata); }), HasSubstr("token_type' has 1 entries for 2 tokens"));
+  EXPECT_THAT(error_of([&] { vocabulary_from_gguf(with_types({1, 7}).metadata); }), HasSubstr("has an entry 7"));
+}
+
+}  // namespace
+}  // namespace lockstep::engine

@@ -1,0 +1,495 @@
+#include "engine/runtime/coordinator.h"
+
+#include <fstream>
+#include <limits>
+#include <map>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/engine/runtime/fakes.h"
+
+namespace lockstep::engine {
+namespace {
+
+using testing::FakeTokenizer;
+using ::testing::HasSubstr;
+using testing::HistoryModel;
+using testing::ScriptModel;
+
+constexpr std::size_t kVocab = 97;
+constexpr TokenId kEos = 5;
+
+CoordinatorOptions default_options() {
+  CoordinatorOptions options;
+  options.scheduler.max_num_seqs = 8;
+  options.scheduler.max_num_batched_tokens = 64;
+  options.scheduler.num_blocks = 64;
+  options.scheduler.block_size = 16;
+  options.max_model_len = 128;
+  options.vocab_size = kVocab;
+  options.eos_ids = {kEos};
+  return options;
+}
+
+using Answers = std::map<RequestId, Completion>;
+
+void run_to_end(Coordinator& coordinator) {
+  for (int step = 0; coordinator.step(); ++step) ASSERT_LT(step, 1'000'000);
+  EXPECT_EQ(coordinator.num_in_flight(), 0u);
+}
+
+Answers answers_of(const CoordinatorOptions& options, StepRunner& runner, const std::vector<Request>& requests) {
+  Coordinator coordinator(options, runner, nullptr);
+  Answers answers;
+  for (const Request& request : requests) {
+    coordinator.submit(request, [&](Completion&& completion) {
+      const RequestId id = completion.id;
+      EXPECT_TRUE(answers.emplace(id, std::move(completion)).second);
+    });
+  }
+  run_to_end(coordinator);
+  EXPECT_EQ(answers.size(), requests.size());
+  return answers;
+}
+
+void expect_same(const Answers& expected, const Answers& actual) {
+  ASSERT_EQ(expected.size(), actual.size());
+  for (const auto& [id, completion] : expected) {
+    const Completion& other = actual.at(id);
+    ASSERT_EQ(completion.choices.size(), other.choices.size());
+    for (std::size_t i = 0; i < completion.choices.size(); ++i) {
+      const Choice& a = completion.choices[i];
+      const Choice& b = other.choices[i];
+      EXPECT_EQ(a.index, b.index);
+      ASSERT_EQ(a.tokens, b.tokens) << "request " << id << " choice " << i;
+      EXPECT_EQ(a.text, b.text);
+      EXPECT_EQ(a.finish_reason, b.finish_reason);
+      ASSERT_EQ(a.logprobs.size(), b.logprobs.size());
+      for (std::size_t at = 0; at < a.logprobs.size(); ++at) {
+        EXPECT_EQ(a.logprobs[at].token, b.logprobs[at].token);
+        EXPECT_EQ(a.logprobs[at].logprob, b.logprobs[at].logprob);
+        EXPECT_EQ(a.logprobs[at].top, b.logprobs[at].top);
+      }
+    }
+  }
+}
+
+/// Requests of every kind: greedy, sampled, penalised, with log-probabilities, several choices.
+std::vector<Request> mixed_requests(std::size_t count) {
+  std::mt19937 random(11);
+  std::vector<Request> requests(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    Request& request = requests[i];
+    request.id = 100 + i;
+    request.prompt.resize(1 + random() % 40);
+    for (TokenId& id : request.prompt) id = static_cast<TokenId>(random() % kVocab);
+    SamplingParams& params = request.sampling;
+    params.seed = random();
+    params.max_tokens = 1 + random() % 30;
+    params.temperature = i % 3 == 0 ? 0.0f : 0.5f + 0.25f * static_cast<float>(i % 4);
+    params.top_k = i % 4 == 1 ? 20 : 0;
+    params.top_p = i % 5 == 2 ? 0.8f : 1.0f;
+    params.min_p = i % 7 == 3 ? 0.05f : 0.0f;
+    params.repetition_penalty = i % 6 == 3 ? 1.2f : 1.0f;
+    params.frequency_penalty = i % 6 == 4 ? 0.5f : 0.0f;
+    params.logprobs = i % 4 == 0 ? 3 : -1;
+    params.ignore_eos = i % 2 == 0;
+    params.n = i % 5 == 0 ? 3 : 1;
+  }
+  return requests;
+}
+
+TEST(Coordinator, AnswersDoNotDependOnHowTheWorkIsScheduled) {
+  const std::vector<Request> requests = mixed_requests(30);
+  HistoryModel reference_model(64, 16, kVocab);
+  const Answers expected = answers_of(default_options(), reference_model, requests);
+  std::uint64_t variants = 0;
+  for (const std::size_t chunk : {0u, 1u, 7u}) {
+    for (const std::size_t max_num_seqs : {1u, 3u, 16u}) {
+      for (const std::size_t num_blocks : {32u, 200u}) {
+        for (const std::size_t preempt_every : {0u, 1u, 3u}) {
+          CoordinatorOptions options = default_options();
+          options.scheduler.prefill_chunk = chunk;
+          options.scheduler.max_num_seqs = max_num_seqs;
+          options.scheduler.max_num_batched_tokens = 5 + 9 * (variants % 4);
+          options.scheduler.block_size = 4;
+          options.scheduler.num_blocks = num_blocks;
+          options.scheduler.preempt_every = preempt_every;
+          HistoryModel model(num_blocks, 4, kVocab);
+          SCOPED_TRACE(::testing::Message() << "chunk " << chunk << ", sequences " << max_num_seqs << ", blocks " << num_blocks
+                                            << ", preempt every " << preempt_every);
+          expect_same(expected, answers_of(options, model, requests));
+          EXPECT_LE(model.largest_step(), options.scheduler.max_num_batched_tokens);
+          ++variants;
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(Coordinator, AnswersDoNotDependOnTheOrderOrCompanyOfRequests) {
+  std::vector<Request> requests = mixed_requests(20);
+  HistoryModel model(64, 16, kVocab);
+  const Answers expected = answers_of(default_options(), model, requests);
+  std::vector<Request> reversed(requests.rbegin(), requests.rend());
+  expect_same(expected, answers_of(default_options(), model, reversed));
+  Answers alone;
+  for (const Request& request : requests) alone.merge(answers_of(default_options(), model, {request}));
+  expect_same(expected, alone);
+}
+
+TEST(Coordinator, TopKOneIsGreedyAlsoWithTies) {
+  class Ties : public HistoryModel {
+   public:
+    Ties() : HistoryModel(64, 16, kVocab) {}
+    std::vector<float> logits(const std::vector<std::int32_t>& tokens) const override {
+      std::vector<float> row = HistoryModel::logits(tokens);
+      for (std::size_t id = 0; id < row.size(); ++id) row[id] = id % 31 == tokens.size() % 31 ? 9.0f : 1.0f;  // three or four equal tops
+      return row;
+    }
+  };
+  Ties model;
+  Request request;
+  request.prompt = {1, 2};
+  request.sampling.ignore_eos = true;
+  request.sampling.temperature = 0.0f;
+  Request top_k = request;
+  top_k.id = 1;
+  top_k.sampling.temperature = 1.5f;
+  top_k.sampling.top_k = 1;
+  Request with_row = top_k;  // the same by way of the whole row
+  with_row.id = 2;
+  with_row.sampling.logprobs = 0;
+  const Answers answers = answers_of(default_options(), model, {request, top_k, with_row});
+  std::vector<TokenId> lowest;
+  for (TokenId length = 2; length < 18; ++length) lowest.push_back(length);
+  for (RequestId id = 0; id < 3; ++id) EXPECT_EQ(answers.at(id).choices[0].tokens, lowest) << id;
+}
+
+TEST(Coordinator, OnlyRowsThatNeedMoreThanTheTopAreFetched) {
+  HistoryModel model(64, 16, kVocab);
+  Coordinator coordinator(default_options(), model, nullptr);
+  std::vector<Request> requests(4);
+  for (RequestId id = 0; id < 4; ++id) {
+    requests[id].id = id;
+    requests[id].prompt = {1, 2, 3};
+    requests[id].sampling.temperature = 0.0f;
+  }
+  requests[1].sampling.temperature = 0.7f;
+  requests[2].sampling.logprobs = 0;
+  requests[3].sampling.presence_penalty = 0.1f;
+  for (const Request& request : requests) coordinator.submit(request, {});
+  coordinator.step();
+  EXPECT_THAT(model.last_plan().wanted, ::testing::ElementsAre(RowWants::kTop, RowWants::kLogits, RowWants::kLogits, RowWants::kLogits));
+  EXPECT_THAT(model.last_plan().batch.logit_rows, ::testing::ElementsAre(2u, 5u, 8u, 11u));
+}
+
+TEST(Coordinator, ChoicesDifferAndAreReproducible) {
+  HistoryModel model(64, 16, kVocab);
+  Request request;
+  request.prompt = {1, 2, 3};
+  request.sampling.n = 3;
+  request.sampling.seed = 42;
+  request.sampling.ignore_eos = true;
+  const Answers first = answers_of(default_options(), model, {request});
+  const auto& choices = first.at(0).choices;
+  ASSERT_EQ(choices.size(), 3u);
+  EXPECT_NE(choices[0].tokens, choices[1].tokens);
+  EXPECT_NE(choices[1].tokens, choices[2].tokens);
+  expect_same(first, answers_of(default_options(), model, {request}));
+  request.sampling.n = 1;
+  EXPECT_EQ(answers_of(default_options(), model, {request}).at(0).choices[0].tokens, choices[0].tokens) << "choice 0 does not depend on n";
+  request.sampling.seed = 43;
+  EXPECT_NE(answers_of(default_options(), model, {request}).at(0).choices[0].tokens, choices[0].tokens);
+}
+
+Choice scripted(std::vector<TokenId> script, const SamplingParams& params, const text::Tokenizer* tokenizer = nullptr) {
+  ScriptModel model(std::move(script), kVocab);
+  CoordinatorOptions options = default_options();
+  options.tokenizer = tokenizer;
+  Request request;
+  request.prompt = {1};
+  request.sampling = params;
+  request.sampling.temperature = 0.0f;
+  return answers_of(options, model, {request}).at(0).choices.at(0);
+}
+
+TEST(Coordinator, EndsAtEosStopTokenAndLength) {
+  SamplingParams params;
+  params.max_tokens = 4;
+  const std::vector<TokenId> script = {10, 11, kEos, 12, 13, 14};
+  Choice choice = scripted(script, params);
+  EXPECT_EQ(choice.tokens, (std::vector<TokenId>{10, 11, kEos}));
+  EXPECT_EQ(choice.finish_reason, FinishReason::kStop);
+  params.ignore_eos = true;
+  choice = scripted(script, params);
+  EXPECT_EQ(choice.tokens, (std::vector<TokenId>{10, 11, kEos, 12}));
+  EXPECT_EQ(choice.finish_reason, FinishReason::kLength);
+  params.stop_token_ids = {99, 11};
+  choice = scripted(script, params);
+  EXPECT_EQ(choice.tokens, (std::vector<TokenId>{10, 11}));
+  EXPECT_EQ(choice.finish_reason, FinishReason::kStop);
+  params.ignore_eos = false;
+  params.stop_token_ids = {};
+  params.max_tokens = 3;
+  EXPECT_EQ(scripted(script, params).finish_reason, FinishReason::kStop) << "an EOS that is also the last token allowed";
+}
+
+TEST(Coordinator, TheContextIsALimit) {
+  HistoryModel model(8, 4, kVocab);
+  CoordinatorOptions options = default_options();
+  options.scheduler.num_blocks = 8;
+  options.scheduler.block_size = 4;
+  Coordinator coordinator(options, model, nullptr);
+  EXPECT_EQ(coordinator.limits().max_model_len, 32u);
+  EXPECT_EQ(coordinator.limits().vocab_size, kVocab);
+  options.max_model_len = 20;
+  Request request;
+  request.prompt.assign(18, 3);
+  request.sampling.max_tokens = 100;
+  request.sampling.ignore_eos = true;
+  const Answers answers = answers_of(options, model, {request});
+  EXPECT_EQ(answers.at(0).choices[0].tokens.size(), 2u);
+  EXPECT_EQ(answers.at(0).choices[0].finish_reason, FinishReason::kLength);
+}
+
+TEST(Coordinator, WhatCanNotBeComputedIsRefused) {
+  HistoryModel model(64, 16, kVocab);
+  Coordinator coordinator(default_options(), model, nullptr);
+  const auto error_of = [&](auto&& change) -> std::string {
+    Request request;
+    request.id = 7;
+    request.prompt = {1};
+    change(request);
+    try {
+      coordinator.submit(request, {});
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(error_of([](Request& request) { request.prompt.clear(); }), HasSubstr("request 7: the prompt is empty"));
+  EXPECT_THAT(error_of([](Request& request) { request.prompt.resize(128, 1); }), HasSubstr("128 tokens leaves no room"));
+  EXPECT_THAT(error_of([](Request& request) { request.prompt = {97}; }), HasSubstr("token 97"));
+  EXPECT_THAT(error_of([](Request& request) { request.prompt = {-1}; }), HasSubstr("token -1"));
+  EXPECT_THAT(error_of([](Request& request) { request.sampling.n = 0; }), HasSubstr("n is 0"));
+  EXPECT_THAT(error_of([](Request& request) { request.sampling.temperature = -1.0f; }), HasSubstr("temperature"));
+  EXPECT_THAT(error_of([](Request& request) { request.sampling.stop = {"x"}; }), HasSubstr("tokenizer"));
+  EXPECT_EQ(coordinator.num_in_flight(), 0u);
+  EXPECT_FALSE(coordinator.step());
+}
+
+TEST(Coordinator, NoTokensAskedForIsAnEmptyAnswer) {
+  HistoryModel model(64, 16, kVocab);
+  Request request;
+  request.prompt = {1};
+  request.sampling.max_tokens = 0;
+  request.sampling.n = 2;
+  const Answers answers = answers_of(default_options(), model, {request});
+  ASSERT_EQ(answers.at(0).choices.size(), 2u);
+  EXPECT_TRUE(answers.at(0).choices[1].tokens.empty());
+  EXPECT_EQ(answers.at(0).choices[1].finish_reason, FinishReason::kLength);
+  EXPECT_EQ(model.num_tokens(), 0u);
+}
+
+/// Tokens: 0 "<s>" special, 1 "a", 2 "b", 3 "cd", 4 "\xC3", 5 EOS, 6 "\xA9", 7 "\xE7\xB5", 8 "\x82", 9 "\n", 10 "dE", 11 "ND".
+const FakeTokenizer& small_tokenizer() {
+  static const FakeTokenizer tokenizer({"<s>", "a", "b", "cd", "\xC3", "</s>", "\xA9", "\xE7\xB5", "\x82", "\n", "dE", "ND"}, {0, kEos});
+  return tokenizer;
+}
+
+TEST(Coordinator, TextIsWholeCharactersWithoutSpecialTokens) {
+  SamplingParams params;
+  params.max_tokens = 6;
+  Choice choice = scripted({0, 1, 4, 6, 3, kEos}, params, &small_tokenizer());
+  EXPECT_EQ(choice.text, "aécd");
+  EXPECT_EQ(choice.tokens.size(), 6u);
+  params.max_tokens = 2;
+  EXPECT_EQ(scripted({1, 4, 6}, params, &small_tokenizer()).text, "a\xEF\xBF\xBD") << "half a character at the end";
+  params.max_tokens = 6;
+  params.stop_token_ids = {2};
+  EXPECT_EQ(scripted({1, 2, 1}, params, &small_tokenizer()).text, "a") << "a token that ends the generation is no text";
+}
+
+TEST(Coordinator, StopStringsEndTheTextAcrossTokens) {
+  SamplingParams params;
+  params.max_tokens = 8;
+  params.stop = {"END"};
+  Choice choice = scripted({1, 10, 11, 1, 1, 1, 1, 1}, params, &small_tokenizer());
+  EXPECT_EQ(choice.text, "ad");
+  EXPECT_EQ(choice.tokens, (std::vector<TokenId>{1, 10, 11}));
+  EXPECT_EQ(choice.finish_reason, FinishReason::kStop);
+
+  params.stop = {"é", "終"};
+  EXPECT_EQ(scripted({1, 2, 4, 6, 1, 1, 1, 1}, params, &small_tokenizer()).text, "ab") << "é in two tokens";
+  EXPECT_EQ(scripted({1, 7, 8, 1, 1, 1, 1, 1}, params, &small_tokenizer()).text, "a") << "three bytes in two tokens";
+
+  params.stop = {"b\na"};
+  params.max_tokens = 3;
+  choice = scripted({1, 2, 9}, params, &small_tokenizer());
+  EXPECT_EQ(choice.text, "ab\n") << "what was held back belongs to the answer after all";
+  EXPECT_EQ(choice.finish_reason, FinishReason::kLength);
+  params.stop = {"cd"};
+  EXPECT_EQ(scripted({1, 3, 9}, params, &small_tokenizer()).finish_reason, FinishReason::kStop);
+}
+
+TEST(Coordinator, LogitsThatAreNotFiniteFailThatChoiceOnly) {
+  class Overflow : public HistoryModel {
+   public:
+    Overflow() : HistoryModel(64, 16, kVocab) {}
+    std::vector<float> logits(const std::vector<std::int32_t>& tokens) const override {
+      std::vector<float> row = HistoryModel::logits(tokens);
+      if (tokens.front() == 9 && tokens.size() == 5) row[50] = std::numeric_limits<float>::quiet_NaN();
+      return row;
+    }
+  };
+  Overflow model;
+  std::vector<Request> requests(4);
+  for (RequestId id = 0; id < 4; ++id) {
+    requests[id].id = id;
+    requests[id].prompt = {id % 2 == 0 ? 9 : 8, 1, 1};
+    requests[id].sampling.temperature = id < 2 ? 0.0f : 1.0f;
+    requests[id].sampling.ignore_eos = true;
+  }
+  const Answers answers = answers_of(default_options(), model, requests);
+  for (RequestId id = 0; id < 4; ++id) {
+    const Choice& choice = answers.at(id).choices[0];
+    EXPECT_EQ(choice.finish_reason, id % 2 == 0 ? FinishReason::kError : FinishReason::kLength);
+    EXPECT_EQ(choice.tokens.size(), id % 2 == 0 ? 2u : 16u);
+    EXPECT_EQ(choice.error.empty(), id % 2 != 0);
+    if (id % 2 == 0) {
+      EXPECT_THAT(choice.error, HasSubstr("not finite"));
+    }
+  }
+}
+
+TEST(Coordinator, CallbacksMaySubmitAndCancellingIsSilent) {
+  HistoryModel model(64, 16, kVocab);
+  Coordinator coordinator(default_options(), model, nullptr);
+  int completed = 0;
+  std::function<void(Completion &&)> chain = [&](Completion&&) {
+    if (++completed == 5) return;
+    Request next;
+    next.id = static_cast<RequestId>(completed);
+    next.prompt = {1, 2};
+    coordinator.submit(next, chain);
+  };
+  chain({});
+  run_to_end(coordinator);
+  EXPECT_EQ(completed, 5);
+  const Engine::Counters counters = coordinator.counters();
+  EXPECT_EQ(counters.finished_requests, 4u);
+  EXPECT_EQ(counters.prompt_tokens, 8u);
+  EXPECT_GT(counters.generated_tokens, 4u);
+  EXPECT_GT(counters.steps, 4u);
+
+  Request request;
+  request.prompt = {1, 2};
+  coordinator.submit(request, [](Completion&&) { FAIL(); });
+  coordinator.step();
+  coordinator.cancel_all();
+  EXPECT_EQ(coordinator.num_in_flight(), 0u);
+  EXPECT_FALSE(coordinator.step());
+  bool done = false;
+  coordinator.submit(request, [&](Completion&&) { done = true; });
+  run_to_end(coordinator);
+  EXPECT_TRUE(done) << "the engine is of use after a cancellation";
+}
+
+TEST(Coordinator, AFailedStepIsTheEnd) {
+  class Broken : public StepRunner {
+   public:
+    void run(const StepPlan&, StepResult&) override { throw std::runtime_error("a peer is gone"); }
+  };
+  Broken runner;
+  Coordinator coordinator(default_options(), runner, nullptr);
+  Request request;
+  request.prompt = {1};
+  coordinator.submit(request, [](Completion&&) { FAIL(); });
+  EXPECT_THROW(coordinator.step(), std::runtime_error);
+  EXPECT_THROW(coordinator.step(), std::logic_error);
+}
+
+TEST(Coordinator, RunsAPlanOfTheCallersWhenIdle) {
+  HistoryModel model(64, 16, kVocab);
+  Coordinator coordinator(default_options(), model, nullptr);
+  StepPlan plan;
+  plan.batch.token_ids = {4, 8, 15};
+  plan.batch.positions = {0, 1, 2};
+  plan.batch.sequences = {{0, 3, 0, 0}};
+  plan.batch.block_tables = {0};
+  plan.batch.logit_rows = {0, 1, 2};
+  plan.wanted.assign(3, RowWants::kLogits);
+  StepResult result;
+  coordinator.run_when_idle(plan, result);
+  ASSERT_EQ(result.logits.size(), 3u);
+  EXPECT_THAT(result.logits[1], ::testing::ElementsAreArray(model.logits({4, 8})));
+  EXPECT_EQ(plan.sequence, 1u);
+  coordinator.run_when_idle(plan, result);
+  EXPECT_EQ(plan.sequence, 2u);
+  Request request;
+  request.prompt = {1};
+  coordinator.submit(request, {});
+  EXPECT_THROW(coordinator.run_when_idle(plan, result), std::logic_error);
+  run_to_end(coordinator);
+}
+
+TEST(Coordinator, CountsPreemptionsAndRecomputedTokens) {
+  HistoryModel model(64, 16, kVocab);
+  CoordinatorOptions options = default_options();
+  options.scheduler.preempt_every = 4;
+  Coordinator coordinator(options, model, nullptr);
+  Request request;
+  request.prompt = {1, 2, 3};
+  request.sampling.ignore_eos = true;
+  coordinator.submit(request, {});
+  run_to_end(coordinator);
+  EXPECT_GT(coordinator.counters().preemptions, 2u);
+  EXPECT_GT(coordinator.counters().prompt_tokens, 3u);
+  EXPECT_EQ(coordinator.counters().generated_tokens, 16u);
+}
+
+/// Resident bytes of this process.
+std::size_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::size_t total = 0;
+  std::size_t resident = 0;
+  statm >> total >> resident;
+  return resident * 4096;
+}
+
+TEST(Coordinator, ThousandsOfRequestsLeaveMemoryFlat) {
+  HistoryModel model(64, 16, kVocab);
+  CoordinatorOptions options = default_options();
+  options.tokenizer = nullptr;
+  Coordinator coordinator(options, model, nullptr);
+  std::vector<Request> requests = mixed_requests(50);
+  std::size_t submitted = 0;
+  std::size_t completed = 0;
+  const auto run = [&](std::size_t count) {
+    const std::size_t end = submitted + count;
+    while (completed < end) {
+      while (submitted < end && coordinator.num_in_flight() < 12) {
+        Request request = requests[submitted % requests.size()];
+        request.id = submitted++;
+        request.sampling.max_tokens = 4;
+        coordinator.submit(std::move(request), [&](Completion&&) { ++completed; });
+      }
+      coordinator.step();
+    }
+  };
+  run(500);
+  [[maybe_unused]] const std::size_t before = resident_bytes();
+  run(5000);
+  EXPECT_EQ(completed, 5500u);
+  EXPECT_EQ(coordinator.num_in_flight(), 0u);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(resident_bytes(), before + (std::size_t{1} << 20));
+#endif
+}
+
+}  // namespace
+}  // namespace lockstep::engine

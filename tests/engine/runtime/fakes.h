@@ -1,0 +1,136 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "engine/runtime/step_runner.h"
+#include "engine/text/tokenizer.h"
+
+namespace lockstep::engine::testing {
+
+inline std::uint64_t mix(std::uint64_t value) {  // splitmix64
+  value += 0x9e3779b97f4a7c15u;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
+/// A model whose logits are a function of all tokens before, as it finds them in a paged cache of tokens: what a scheduler or a block table
+/// gets wrong changes them.
+class HistoryModel : public StepRunner {
+ public:
+  HistoryModel(std::size_t num_blocks, std::size_t block_size, std::size_t vocab_size)
+      : block_size_(block_size), vocab_size_(vocab_size), cache_(num_blocks * block_size, -1) {}
+
+  void run(const StepPlan& plan, StepResult& result) override {
+    const device::StepBatch& batch = plan.batch;
+    check_blocks(batch, block_size_, cache_.size() / block_size_);
+    for (const auto& sequence : batch.sequences) {
+      for (std::uint32_t i = 0; i < sequence.num_tokens; ++i) {
+        const auto row = sequence.first_token + i;
+        slot(batch, sequence, static_cast<std::size_t>(batch.positions[row])) = batch.token_ids[row];
+      }
+    }
+    rows_.assign(batch.logit_rows.size(), {});
+    result.tops.clear();
+    result.logits.clear();
+    for (std::size_t i = 0; i < batch.logit_rows.size(); ++i) {
+      rows_[i] = logits(history(batch, batch.logit_rows[i]));
+      const auto best = std::max_element(rows_[i].begin(), rows_[i].end());
+      const bool finite = std::all_of(rows_[i].begin(), rows_[i].end(), [](float logit) { return std::isfinite(logit); });
+      result.tops.push_back({*best, static_cast<std::int32_t>(best - rows_[i].begin()), finite});
+      result.logits.push_back(plan.wanted[i] == RowWants::kLogits ? std::span<const float>(rows_[i]) : std::span<const float>());
+    }
+    num_tokens_ += batch.num_tokens();
+    largest_step_ = std::max(largest_step_, batch.num_tokens());
+    last_plan_ = plan;
+  }
+
+  /// The "model".
+  virtual std::vector<float> logits(const std::vector<std::int32_t>& tokens) const {
+    std::uint64_t state = 1;
+    for (const std::int32_t token : tokens) state = mix(state ^ static_cast<std::uint64_t>(token + 1));
+    std::vector<float> row(vocab_size_);
+    for (float& logit : row) {
+      state = mix(state);
+      logit = static_cast<float>(state % 4096) / 512.0f;  // ties now and then
+    }
+    return row;
+  }
+
+  std::uint64_t num_tokens() const { return num_tokens_; }
+  std::size_t largest_step() const { return largest_step_; }
+  const StepPlan& last_plan() const { return last_plan_; }
+
+ protected:
+  std::size_t vocab_size() const { return vocab_size_; }
+
+ private:
+  std::int32_t& slot(const device::StepBatch& batch, const device::StepBatch::Sequence& sequence, std::size_t position) {
+    return cache_[batch.block_tables[sequence.block_table + position / block_size_] * block_size_ + position % block_size_];
+  }
+  std::vector<std::int32_t> history(const device::StepBatch& batch, std::uint32_t row) {
+    for (const auto& sequence : batch.sequences) {
+      if (row < sequence.first_token || row >= sequence.first_token + sequence.num_tokens) continue;
+      std::vector<std::int32_t> tokens;
+      for (std::int32_t position = 0; position <= batch.positions[row]; ++position) {
+        tokens.push_back(slot(batch, sequence, static_cast<std::size_t>(position)));
+      }
+      return tokens;
+    }
+    throw std::logic_error("row without a sequence");
+  }
+
+  std::size_t block_size_;
+  std::size_t vocab_size_;
+  std::vector<std::int32_t> cache_;
+  std::vector<std::vector<float>> rows_;
+  std::uint64_t num_tokens_ = 0;
+  std::size_t largest_step_ = 0;
+  StepPlan last_plan_;
+};
+
+/// Says the same tokens after any prompt of one token: after n tokens, script[n - 1].
+class ScriptModel : public HistoryModel {
+ public:
+  ScriptModel(std::vector<std::int32_t> script, std::size_t vocab_size) : HistoryModel(64, 16, vocab_size), script_(std::move(script)) {}
+  std::vector<float> logits(const std::vector<std::int32_t>& tokens) const override {
+    std::vector<float> row(vocab_size(), 0.0f);
+    row[static_cast<std::size_t>(script_.at(tokens.size() - 1))] = 10.0f;
+    return row;
+  }
+
+ private:
+  std::vector<std::int32_t> script_;
+};
+
+/// Tokens that are given by their bytes; some of them special.
+class FakeTokenizer : public text::Tokenizer {
+ public:
+  explicit FakeTokenizer(std::vector<std::string> tokens, std::vector<text::TokenId> special = {})
+      : tokens_(std::move(tokens)), special_(std::move(special)) {}
+  std::vector<text::TokenId> encode(std::string_view, bool, bool) const override { throw std::logic_error("not needed"); }
+  std::string_view bytes_of(text::TokenId id, bool include_special) const override {
+    if (!include_special && is_special(id)) return {};
+    return tokens_.at(static_cast<std::size_t>(id));
+  }
+  std::size_t vocab_size() const override { return tokens_.size(); }
+  bool is_special(text::TokenId id) const override { return std::find(special_.begin(), special_.end(), id) != special_.end(); }
+  text::TokenId bos_id() const override { return -1; }
+  text::TokenId eos_id() const override { return -1; }
+  text::TokenId id_of(std::string_view token) const override {
+    const auto found = std::find(tokens_.begin(), tokens_.end(), token);
+    return found == tokens_.end() ? -1 : static_cast<text::TokenId>(found - tokens_.begin());
+  }
+
+ private:
+  std::vector<std::string> tokens_;
+  std::vector<text::TokenId> special_;
+};
+
+}  // namespace lockstep::engine::testing

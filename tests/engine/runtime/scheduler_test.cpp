@@ -1,0 +1,235 @@
+#include "engine/runtime/scheduler.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include <gtest/gtest.h>
+
+namespace lockstep::engine {
+namespace {
+
+SchedulerOptions options_with(std::size_t max_num_seqs, std::size_t max_num_batched_tokens, std::size_t num_blocks,
+                              std::size_t block_size = 4) {
+  SchedulerOptions options;
+  options.max_num_seqs = max_num_seqs;
+  options.max_num_batched_tokens = max_num_batched_tokens;
+  options.num_blocks = num_blocks;
+  options.block_size = block_size;
+  return options;
+}
+
+/// Drives a scheduler as the coordinator does, and checks every step. A sequence is over when it has its maximum of tokens.
+class Simulation {
+ public:
+  explicit Simulation(const SchedulerOptions& options) : options_(options), scheduler_(options) {}
+
+  void add(std::size_t prompt, std::size_t answer) {
+    const SequenceId id = scheduler_.add(std::vector<TokenId>(prompt, 1), prompt + answer);
+    sequences_[id] = {prompt, prompt + answer, 0};
+  }
+
+  bool idle() const { return sequences_.empty(); }
+  std::size_t steps() const { return steps_; }
+  const std::vector<SequenceId>& admissions() const { return admissions_; }
+  const Scheduler& scheduler() const { return scheduler_; }
+
+  void step() {
+    std::vector<ScheduledChunk> chunks;
+    scheduler_.schedule(chunks);
+    ASSERT_FALSE(chunks.empty());
+    ++steps_;
+    check(chunks);
+    scheduler_.advance();
+    for (const ScheduledChunk& chunk : chunks) {
+      Track& track = sequences_.at(chunk.sequence);
+      track.num_computed += chunk.num_tokens;
+      if (!chunk.reaches_end) continue;
+      if (track.num_computed + 1 == track.max_length) {
+        scheduler_.remove(chunk.sequence);
+        sequences_.erase(chunk.sequence);
+      } else {
+        scheduler_.append(chunk.sequence, 2);
+      }
+    }
+    if (idle()) {
+      EXPECT_EQ(scheduler_.num_free_blocks(), options_.num_blocks);
+      EXPECT_EQ(restarts_, scheduler_.num_preemptions()) << "something was computed again without need";
+    }
+  }
+
+ private:
+  struct Track {
+    std::size_t prompt = 0;
+    std::size_t max_length = 0;
+    std::size_t num_computed = 0;  // positions that this simulation has seen computed since the last restart
+  };
+
+  void check(const std::vector<ScheduledChunk>& chunks) {
+    std::size_t num_tokens = 0;
+    std::set<SequenceId> seen;
+    std::set<std::uint32_t> blocks;
+    bool prefills_began = false;
+    for (const ScheduledChunk& chunk : chunks) {
+      Track& track = sequences_.at(chunk.sequence);
+      EXPECT_TRUE(seen.insert(chunk.sequence).second) << "twice in one step";
+      if (chunk.first_position == 0 && track.num_computed == 0 && (admitted_.insert(chunk.sequence).second))
+        admissions_.push_back(chunk.sequence);
+      if (chunk.first_position == 0 && track.num_computed > 0) {  // a recomputation begins anew
+        track.num_computed = 0;
+        ++restarts_;
+      }
+      EXPECT_EQ(chunk.first_position, track.num_computed) << "a position is left out or computed twice";
+      const std::size_t end = chunk.first_position + chunk.num_tokens;
+      const std::size_t length = scheduler_.tokens(chunk.sequence).size();
+      EXPECT_LE(end, length);
+      EXPECT_EQ(chunk.reaches_end, end == length);
+      if (chunk.is_decode) {
+        EXPECT_EQ(chunk.num_tokens, 1u);
+        EXPECT_FALSE(prefills_began) << "decodes come first";
+      } else {
+        prefills_began = true;
+        if (options_.prefill_chunk != 0) {
+          EXPECT_LE(chunk.num_tokens, options_.prefill_chunk);
+        }
+      }
+      const auto& table = scheduler_.block_table(chunk.sequence);
+      EXPECT_GE(table.size() * options_.block_size, end);
+      for (const std::uint32_t block : table) EXPECT_TRUE(blocks.insert(block).second) << "block " << block << " has two owners";
+      num_tokens += chunk.num_tokens;
+    }
+    EXPECT_LE(num_tokens, options_.max_num_batched_tokens);
+    EXPECT_LE(scheduler_.num_running(), options_.max_num_seqs);
+  }
+
+  SchedulerOptions options_;
+  Scheduler scheduler_;
+  std::map<SequenceId, Track> sequences_;
+  std::set<SequenceId> admitted_;
+  std::vector<SequenceId> admissions_;
+  std::size_t steps_ = 0;
+  std::size_t restarts_ = 0;
+};
+
+TEST(Scheduler, RandomArrivalsAllFinishWithinEveryLimit) {
+  std::mt19937 random(17);
+  std::uint64_t preemptions = 0;
+  for (int round = 0; round < 300; ++round) {
+    SchedulerOptions options = options_with(1 + random() % 10, 1 + random() % 40, 8 + random() % 24, 1 + random() % 8);
+    options.prefill_chunk = random() % 3 == 0 ? 0 : 1 + random() % 16;
+    options.preempt_every = random() % 3 == 0 ? 1 + random() % 5 : 0;
+    const std::size_t longest = options.num_blocks * options.block_size;
+    Simulation simulation(options);
+    std::size_t to_come = 1 + random() % 40;
+    while (to_come > 0 || !simulation.idle()) {
+      while (to_come > 0 && (simulation.idle() || random() % 3 == 0)) {
+        const std::size_t prompt = 1 + random() % (longest - 1);
+        simulation.add(prompt, 1 + random() % (longest - prompt));
+        --to_come;
+      }
+      simulation.step();
+      ASSERT_FALSE(HasFailure()) << "round " << round;
+      ASSERT_LT(simulation.steps(), 500'000u) << "no end in sight";
+    }
+    EXPECT_TRUE(std::is_sorted(simulation.admissions().begin(), simulation.admissions().end())) << "first come, first served";
+    preemptions += simulation.scheduler().num_preemptions();
+  }
+  EXPECT_GT(preemptions, 1000u) << "the pools are not tight enough to test anything";
+}
+
+TEST(Scheduler, DecodesGoOnWhileALongPromptIsChunked) {
+  SchedulerOptions options = options_with(4, 8, 100);
+  Scheduler scheduler(options);
+  std::vector<ScheduledChunk> chunks;
+  const SequenceId first = scheduler.add({1, 2, 3}, 20);
+  scheduler.schedule(chunks);
+  scheduler.advance();
+  scheduler.append(first, 4);
+  const SequenceId second = scheduler.add(std::vector<TokenId>(20, 1), 30);
+  std::vector<std::uint32_t> prefill;
+  for (int step = 0; step < 3; ++step) {
+    scheduler.schedule(chunks);
+    ASSERT_EQ(chunks.size(), 2u);
+    EXPECT_EQ(chunks[0].sequence, first);
+    EXPECT_TRUE(chunks[0].is_decode);
+    EXPECT_EQ(chunks[1].sequence, second);
+    prefill.push_back(chunks[1].num_tokens);
+    EXPECT_EQ(chunks[1].reaches_end, step == 2);
+    scheduler.advance();
+    scheduler.append(first, 5);
+  }
+  EXPECT_EQ(prefill, (std::vector<std::uint32_t>{7, 7, 6}));
+}
+
+TEST(Scheduler, TheYoungestGoesBackAndKeepsItsTokens) {
+  Scheduler scheduler(options_with(4, 64, 4));  // 16 positions
+  std::vector<ScheduledChunk> chunks;
+  const SequenceId old_one = scheduler.add({1, 2, 3, 4, 5, 6}, 16);
+  scheduler.schedule(chunks);
+  scheduler.advance();
+  scheduler.append(old_one, 9);
+  const SequenceId young_one = scheduler.add({7, 7, 7}, 10);
+  while (scheduler.num_preemptions() == 0) {
+    scheduler.schedule(chunks);
+    scheduler.advance();
+    for (const ScheduledChunk& chunk : chunks) scheduler.append(chunk.sequence, 9);
+    ASSERT_LT(scheduler.tokens(old_one).size(), 16u);
+  }
+  EXPECT_EQ(scheduler.num_waiting(), 1u);
+  EXPECT_TRUE(scheduler.block_table(young_one).empty());
+  EXPECT_GT(scheduler.tokens(young_one).size(), 3u);
+  const std::size_t kept = scheduler.tokens(young_one).size();
+  scheduler.remove(old_one);
+  scheduler.schedule(chunks);
+  ASSERT_EQ(chunks.size(), 1u);
+  EXPECT_EQ(chunks[0].sequence, young_one);
+  EXPECT_EQ(chunks[0].first_position, 0u);
+  EXPECT_EQ(chunks[0].num_tokens, kept);
+  EXPECT_TRUE(chunks[0].reaches_end);
+  EXPECT_FALSE(chunks[0].is_decode);
+}
+
+TEST(Scheduler, WhatCanNeverFitIsRefused) {
+  Scheduler scheduler(options_with(4, 64, 4));
+  EXPECT_THROW(scheduler.add(std::vector<TokenId>(17, 1), 17), std::invalid_argument);
+  EXPECT_THROW(scheduler.add({1}, 18), std::invalid_argument);
+  EXPECT_NO_THROW(scheduler.add({1}, 17)) << "the last token of an answer is never computed";
+  EXPECT_THROW(scheduler.add({}, 3), std::invalid_argument);
+  EXPECT_THROW(scheduler.add({1}, std::size_t{1} << 40), std::invalid_argument);
+  SchedulerOptions options = options_with(0, 64, 4);
+  EXPECT_THROW(Scheduler{options}, std::invalid_argument);
+}
+
+TEST(Scheduler, RemovalFreesEverything) {
+  Scheduler scheduler(options_with(4, 64, 8));
+  std::vector<ScheduledChunk> chunks;
+  scheduler.add({1, 2, 3}, 5);
+  scheduler.add({1, 2, 3}, 5);
+  scheduler.schedule(chunks);
+  EXPECT_LT(scheduler.num_free_blocks(), 8u);
+  scheduler.add({1}, 5);
+  scheduler.remove_all();
+  EXPECT_EQ(scheduler.num_free_blocks(), 8u);
+  EXPECT_EQ(scheduler.num_running() + scheduler.num_waiting(), 0u);
+  scheduler.schedule(chunks);
+  EXPECT_TRUE(chunks.empty());
+  EXPECT_THROW(scheduler.remove(1), std::logic_error);
+}
+
+TEST(Scheduler, MisuseIsAnError) {
+  Scheduler scheduler(options_with(4, 64, 8));
+  std::vector<ScheduledChunk> chunks;
+  const SequenceId id = scheduler.add({1, 2, 3}, 5);
+  EXPECT_THROW(scheduler.advance(), std::logic_error);
+  EXPECT_THROW(scheduler.append(id, 1), std::logic_error);
+  scheduler.schedule(chunks);
+  EXPECT_THROW(scheduler.schedule(chunks), std::logic_error);
+  scheduler.advance();
+  EXPECT_THROW(scheduler.schedule(chunks), std::logic_error) << "neither appended nor removed";
+  scheduler.append(id, 1);
+  EXPECT_THROW(scheduler.append(id, 1), std::logic_error);
+}
+
+}  // namespace
+}  // namespace lockstep::engine

@@ -1,0 +1,160 @@
+#include "engine/runtime/step_plan.h"
+
+#include <cstring>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace lockstep::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+StepPlan example() {
+  StepPlan plan;
+  plan.sequence = 5'000'000'000;
+  plan.batch.token_ids = {11, 12, 13, 7};
+  plan.batch.positions = {30, 31, 32, 4};
+  plan.batch.sequences = {{0, 3, 30, 0}, {3, 1, 4, 3}};
+  plan.batch.block_tables = {4, 9, 2, 1};
+  plan.batch.logit_rows = {2, 3};
+  plan.wanted = {RowWants::kTop, RowWants::kLogits};
+  return plan;
+}
+
+std::string error_of(const std::vector<std::byte>& bytes) {
+  try {
+    StepPlan plan;
+    deserialize(bytes, plan);
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string error_of(const StepPlan& plan) {
+  std::vector<std::byte> bytes;
+  serialize(plan, bytes);
+  return error_of(bytes);
+}
+
+TEST(StepPlan, ComesBackAsItWas) {
+  const StepPlan plan = example();
+  std::vector<std::byte> bytes(1000);
+  serialize(plan, bytes);
+  EXPECT_EQ(bytes.size(), 48u + 4 * 8 + 2 * 16 + 4 * 4 + 2 * 5);
+  StepPlan back = example();
+  back.batch.token_ids.resize(99);
+  back.reason = "old";
+  deserialize(bytes, back);
+  EXPECT_EQ(back.kind, StepKind::kRun);
+  EXPECT_EQ(back.sequence, plan.sequence);
+  EXPECT_EQ(back.batch.token_ids, plan.batch.token_ids);
+  EXPECT_EQ(back.batch.positions, plan.batch.positions);
+  EXPECT_EQ(back.batch.block_tables, plan.batch.block_tables);
+  EXPECT_EQ(back.batch.logit_rows, plan.batch.logit_rows);
+  EXPECT_EQ(back.wanted, plan.wanted);
+  EXPECT_EQ(back.reason, "");
+  ASSERT_EQ(back.batch.sequences.size(), 2u);
+  EXPECT_EQ(back.batch.sequences[1].first_token, 3u);
+  EXPECT_EQ(back.batch.sequences[1].num_tokens, 1u);
+  EXPECT_EQ(back.batch.sequences[1].first_position, 4u);
+  EXPECT_EQ(back.batch.sequences[1].block_table, 3u);
+}
+
+TEST(StepPlan, StopAndAbortCarryTheirKindAndReason) {
+  StepPlan plan;
+  plan.kind = StepKind::kAbort;
+  plan.reason = "disk full";
+  std::vector<std::byte> bytes;
+  serialize(plan, bytes);
+  StepPlan back = example();
+  deserialize(bytes, back);
+  EXPECT_EQ(back.kind, StepKind::kAbort);
+  EXPECT_EQ(back.reason, "disk full");
+  EXPECT_EQ(back.batch.num_tokens(), 0u);
+}
+
+TEST(StepPlan, ReusesItsMemory) {
+  StepPlan plan = example();
+  std::vector<std::byte> bytes;
+  serialize(plan, bytes);
+  StepPlan back;
+  deserialize(bytes, back);
+  const auto* tokens = back.batch.token_ids.data();
+  const auto* data = bytes.data();
+  plan.clear();
+  plan.batch = example().batch;
+  plan.wanted = example().wanted;
+  serialize(plan, bytes);
+  deserialize(bytes, back);
+  EXPECT_EQ(back.batch.token_ids.data(), tokens);
+  EXPECT_EQ(bytes.data(), data);
+}
+
+TEST(StepPlan, WrongMagicVersionKindOrSizeIsRefused) {
+  std::vector<std::byte> bytes;
+  serialize(example(), bytes);
+  const auto with_word = [&](std::size_t word, std::uint32_t value) {
+    std::vector<std::byte> changed = bytes;
+    std::memcpy(changed.data() + 4 * word, &value, 4);
+    return error_of(changed);
+  };
+  EXPECT_THAT(with_word(0, 1), HasSubstr("not the bytes of a plan"));
+  EXPECT_THAT(with_word(1, 99), HasSubstr("version 99"));
+  EXPECT_THAT(with_word(2, 3), HasSubstr("unknown kind 3"));
+  EXPECT_THAT(with_word(3, 0xffffffff), HasSubstr("its counts"));
+  for (std::size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_NE(error_of(std::vector(bytes.begin(), bytes.begin() + static_cast<long>(size))), "") << size;
+  bytes.push_back(std::byte{0});
+  EXPECT_THAT(error_of(bytes), HasSubstr("bytes"));
+}
+
+TEST(StepPlan, ContentsThatContradictThemselvesAreRefused) {
+  const auto changed = [](auto&& change) {
+    StepPlan plan = example();
+    change(plan);
+    return error_of(plan);
+  };
+  EXPECT_THAT(changed([](StepPlan& plan) { plan.clear(); }), HasSubstr("no token"));
+  EXPECT_THAT(changed([](StepPlan& plan) { plan.batch.token_ids[1] = -2; }), HasSubstr("token id -2"));
+  EXPECT_THAT(changed([](StepPlan& plan) { plan.batch.positions[1] = 32; }), HasSubstr("position 32 in row 1"));
+  EXPECT_THAT(changed([](StepPlan& plan) { plan.batch.sequences[1].first_token = 2; }), HasSubstr("sequence 1: begins at row 2"));
+  EXPECT_THAT(changed([](StepPlan& plan) { plan.batch.sequences[1].num_tokens = 2; }), HasSubstr("sequence 1: 2 tokens from row 3 of 4"));
+  EXPECT_THAT(changed([](StepPlan& plan) { plan.batch.sequences.pop_back(); }), HasSubstr("3 of 4 tokens"));
+  EXPECT_THAT(changed([](StepPlan& plan) { plan.batch.sequences[1].block_table = 4; }), HasSubstr("block table at entry 4"));
+  EXPECT_THAT(changed([](StepPlan& plan) { plan.batch.logit_rows[1] = 4; }), HasSubstr("logit row 4"));
+  EXPECT_THAT(changed([](StepPlan& plan) { plan.batch.logit_rows[1] = 2; }), HasSubstr("logit row 2"));
+  EXPECT_THAT(changed([](StepPlan& plan) { plan.wanted[0] = static_cast<RowWants>(7); }), HasSubstr("unknown wish 7"));
+}
+
+TEST(StepPlan, BlocksAreChecked) {
+  StepPlan plan = example();
+  EXPECT_NO_THROW(check_blocks(plan.batch, 16, 10));
+  EXPECT_THROW(check_blocks(plan.batch, 16, 9), std::runtime_error);  // block 9
+  EXPECT_THROW(check_blocks(plan.batch, 1, 100), std::runtime_error);
+}
+
+TEST(StepPlan, MutatedBytesNeverDoHarm) {
+  std::vector<std::byte> bytes;
+  serialize(example(), bytes);
+  std::mt19937 random(1);
+  StepPlan plan;
+  int refused = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::vector<std::byte> mutated = bytes;
+    for (unsigned change = 0; change <= random() % 4; ++change) mutated[random() % mutated.size()] = static_cast<std::byte>(random());
+    if (random() % 8 == 0) mutated.resize(random() % (2 * mutated.size()));
+    try {
+      deserialize(mutated, plan);
+      check_blocks(plan.batch, 16, 10);
+    } catch (const std::runtime_error&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 10000);
+}
+
+}  // namespace
+}  // namespace lockstep::engine

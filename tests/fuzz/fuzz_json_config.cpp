@@ -1,0 +1,32 @@
+// config.json, generation_config.json and tokenizer_config.json.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <string_view>
+
+#include "engine/model/hf_config.h"
+
+using namespace lockstep;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  engine::ModelSpec spec;
+  spec.vocab_size = 257;
+  try {
+    spec = engine::spec_from_hf_config(text, "fuzz");
+    const bool sane = spec.num_heads > 0 && spec.num_kv_heads > 0 && spec.num_heads % spec.num_kv_heads == 0 && spec.head_dim > 0 &&
+                      spec.rms_norm_eps > 0.0f;
+    if (!sane) std::abort();
+  } catch (const std::exception&) {
+  }
+  try {
+    engine::merge_generation_config(engine::generation_config_from_json(text, "fuzz"), "fuzz", spec);
+  } catch (const std::exception&) {
+  }
+  try {
+    engine::chat_template_from_tokenizer_config(text, "fuzz");
+  } catch (const std::exception&) {
+  }
+  return 0;
+}

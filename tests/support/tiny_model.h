@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "device/dtype.h"
+
+namespace lockstep::test {
+
+/// A Llama model with random weights that no number of ranks divides evenly: 2 layers, width 288, 9 heads of 32, 3 KV heads, 288 inner columns, 257 tokens
+/// (3 specials and 254 bytes).
+struct TinyModel {
+  std::size_t num_layers = 2;
+  std::size_t hidden = 288;
+  std::size_t num_heads = 9;
+  std::size_t num_kv_heads = 3;
+  std::size_t feed_forward = 288;
+  std::size_t context = 512;
+  std::uint32_t seed = 1;
+  float weight_scale = 1.0f;  // of the matrices; large ones overflow
+  static constexpr std::size_t vocabulary = 257;
+};
+
+/// Writes it as a GGUF file; matrices as `dtype`, vectors fp32. The same model on every machine.
+void write_tiny_gguf(const std::filesystem::path& path, device::DType dtype, const TinyModel& model = {});
+
+/// A folder of its own below the system's temporary folder, removed with the object.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace lockstep::test
