@@ -103,6 +103,16 @@ class RankControl::Thread {
     });
   }
 
+  void on_signal(int signal) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!stop_requested) {
+      first_signal_ = now;
+      request_stop(signal);
+    } else if (now - first_signal_ > kSameSignal) {
+      _exit(128 + signal);
+    }
+  }
+
   void request_stop(int signal) {
     stop_signal = signal;
     stop_requested = true;
@@ -116,8 +126,7 @@ class RankControl::Thread {
   void wait_for_signal() {
     signals_.async_wait([this](error_code error, int signal) {
       if (error) return;
-      if (stop_requested) _exit(128 + signal);
-      request_stop(signal);
+      if (options_.socket_path.empty()) on_signal(signal);
       wait_for_signal();
     });
   }
@@ -166,6 +175,7 @@ class RankControl::Thread {
   asio::steady_timer exit_timer_;
   asio::local::stream_protocol::socket socket_;
   std::string inbox_;
+  std::chrono::steady_clock::time_point first_signal_;
   bool connected_ = false;
   bool finished_ = false;
   bool ending_ = false;

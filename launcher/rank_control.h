@@ -49,6 +49,7 @@ class RankControl {
   /// The process is ended kExitGrace later if it is still there. An empty function takes it back.
   void on_abort(std::function<void(std::string_view reason)> abort);
   static constexpr std::chrono::milliseconds kExitGrace{700};
+  static constexpr std::chrono::milliseconds kSameSignal{300};  // mpirun sends each twice
 
   /// Tells the launcher the exit code, takes the progress bar away, and ends the thread. To be called once, right before the process exits.
   void finish(int exit_code);

@@ -182,8 +182,15 @@ class Supervisor {
     }
     rank.state = Rank::State::kGone;
     if (failure_ || killed_by_signal_) return;  // it was told to go
+    if (child_is_dead()) return;                // it went with the command
     dead_rank_ = connection.rank;
     fail(fmt::format("rank {} died ({})", connection.rank, place(rank)));
+  }
+
+  bool child_is_dead() const {
+    siginfo_t info{};
+    return child_reaped_ ||
+           (waitid(P_PID, static_cast<id_t>(child_.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == child_.pid);
   }
 
   void send(Connection& connection, const control::LauncherMessage& message) {
@@ -244,6 +251,7 @@ class Supervisor {
 
   /// What ranks said last may still be on its way here, so the verdict waits a moment.
   void on_child_exit(int status) {
+    child_reaped_ = true;
     kill_timer_.cancel();
     reap_timer_.expires_after(kSettleTime);
     reap_timer_.async_wait([this, status](error_code error) {
@@ -286,8 +294,12 @@ class Supervisor {
     });
     reap_timer_.expires_after(kReaperGrace);
     reap_timer_.async_wait([this](error_code error) {
-      if (!error) kill(child_.pid, SIGKILL);
+      if (!error) kill_child(SIGKILL);
     });
+  }
+
+  void kill_child(int signal) const {
+    if (!child_reaped_) kill(child_.pid, signal);
   }
 
   /// Only ranks whose connection is open: a process id of one that is gone may be another's by now.
@@ -306,10 +318,10 @@ class Supervisor {
         killed_by_signal_ = true;
         remember_failure("killed");
         kill_ranks();
-        kill(child_.pid, SIGTERM);
+        kill_child(SIGTERM);
         reap_timer_.expires_after(std::chrono::milliseconds(300));
         reap_timer_.async_wait([this](error_code cancelled) {
-          if (!cancelled) kill(child_.pid, SIGKILL);
+          if (!cancelled) kill_child(SIGKILL);
         });
       } else {
         stop_signal_ = signal == SIGHUP ? SIGTERM : signal;
@@ -353,7 +365,7 @@ class Supervisor {
       fail(fmt::format("rank {} is stuck: it has not moved for {:.1f} s ({})", late - ranks_.data(), seconds(late->last_moved),
                        place(*late)));
     }
-    if (all_said_bye() && now - last_bye_ > kExitDeadline) kill(child_.pid, SIGKILL);
+    if (all_said_bye() && now - last_bye_ > kExitDeadline) kill_child(SIGKILL);
   }
 
   // --- the report
@@ -395,6 +407,7 @@ class Supervisor {
   std::string error_text_;
   ChatterFilter chatter_;
   ChildProcess child_;
+  bool child_reaped_ = false;
   Clock::time_point started_;
   Clock::time_point last_bye_;
   int stop_signal_ = 0;

@@ -95,11 +95,11 @@ std::string choose_communicator(const std::string& asked, int size, int local_si
 }
 
 std::string mpi_library_version() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  char text[MPI_MAX_LIBRARY_VERSION_STRING + 1] = {};
   int length = 0;
   MPI_Get_library_version(text, &length);
-  std::string version(text, static_cast<std::size_t>(std::max(length, 0)));
-  return version.substr(0, version.find_first_of("\n\r"));
+  const std::string version = text;
+  return version.substr(0, version.find_first_of(",\n\r"));  // the name; packagers append where they built it
 }
 
 }  // namespace lockstep::launcher

@@ -51,7 +51,7 @@ class World {
 /// @throws UsageError if it can not connect these ranks.
 std::string choose_communicator(const std::string& asked, int size, int local_size);
 
-/// "Open MPI v4.1.4, ...", without starting MPI.
+/// "Open MPI v4.1.4", without starting MPI.
 std::string mpi_library_version();
 
 }  // namespace lockstep::launcher

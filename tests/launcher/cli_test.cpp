@@ -1,5 +1,6 @@
 #include "launcher/cli.h"
 
+#include <cstdio>
 #include <fstream>
 #include <map>
 
@@ -132,6 +133,7 @@ TEST(CommandLine, EveryOptionMeansTheSameAsFlagAndInAFile) {
     Arguments by_file = without;
     by_file.insert(by_file.end(), {"--config", path});
     const RunConfig from_file = parse(by_file).config;
+    std::remove(path.c_str());
 
     EXPECT_EQ(from_flag, from_file);
     RunConfig defaults;
@@ -186,6 +188,7 @@ TEST(CommandLine, FlagsGoBeforeTheFileInAnyOrder) {
     EXPECT_EQ(config.max_num_seqs, 5);
     EXPECT_FALSE(config.resume);
   }
+  std::remove(path.c_str());
 }
 
 TEST(CommandLine, NamesTheNearestFlag) {

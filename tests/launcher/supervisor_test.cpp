@@ -2,17 +2,12 @@
 #include "launcher/supervisor.h"
 
 #include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <thread>
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
+
+#include "tests/launcher/process.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -22,82 +17,21 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 /// One run of the fake job's launcher.
-class Job {
+class Job : public test::Process {
  public:
-  explicit Job(const std::string& behaviour, int num_ranks = 3) : token_(fmt::format("token-{}-{}", getpid(), ++counter_)) {
-    log_path_ = std::filesystem::path(testing::TempDir()) / ("lockstep_" + token_ + ".log");
-    pid_ = fork();
-    if (pid_ == 0) {
-      const int log = open(log_path_.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_APPEND, 0600);
-      dup2(log, 2);
-      const std::string count = std::to_string(num_ranks);
-      execl(FAKE_JOB, FAKE_JOB, "launch", behaviour.c_str(), count.c_str(), token_.c_str(), nullptr);
-      _exit(127);
-    }
-  }
-  ~Job() {
-    for (const pid_t pid : processes()) kill(pid, SIGKILL);
-    std::filesystem::remove(log_path_);
-  }
-
-  pid_t pid() const { return pid_; }
-
-  /// The exit code (128 + signal for a death by one), or -1 if it is still running after `limit`.
-  int wait(milliseconds limit = milliseconds(20'000)) {
-    const auto deadline = Clock::now() + limit;
-    int status = 0;
-    while (waitpid(pid_, &status, WNOHANG) == 0) {
-      if (Clock::now() > deadline) return -1;
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  }
-
-  std::string log() const { return contents(log_path_); }
-
-  /// Processes of this job that exist, but for zombies.
-  std::vector<pid_t> processes(const std::string& role = "") const {
-    std::vector<pid_t> found;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-      const std::string name = entry.path().filename();
-      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-      const std::string command = contents(entry.path() / "cmdline");
-      if (command.find(token_) == std::string::npos) continue;
-      if (role.empty() || command.find(std::string(1, '\0') + role + std::string(1, '\0')) != std::string::npos)
-        found.push_back(std::stoi(name));
-    }
-    return found;
-  }
-
-  bool wait_for_processes(const std::string& role, std::size_t count, milliseconds limit) const {
-    const auto deadline = Clock::now() + limit;
-    while (processes(role).size() != count) {
-      if (Clock::now() > deadline) return false;
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-    return true;
-  }
+  explicit Job(const std::string& behaviour) : Job(behaviour, fmt::format("token-{}-{}", getpid(), ++counter_)) {}
 
   /// Ranks are up, and said so.
-  bool wait_until_running(int num_ranks = 3) const {
-    const bool there = wait_for_processes("rank", static_cast<std::size_t>(num_ranks), milliseconds(10'000));
+  bool wait_until_running() const {
+    const bool there = wait_for_processes(3, milliseconds(10'000), "rank");
     std::this_thread::sleep_for(milliseconds(500));
     return there;
   }
 
  private:
+  Job(const std::string& behaviour, const std::string& token) : Process({FAKE_JOB, "launch", behaviour, "3", token}, token) {}
   static inline int counter_ = 0;
-  std::string token_;
-  std::filesystem::path log_path_;
-  pid_t pid_ = 0;
 };
 
 TEST(Supervisor, PassesOnTheExitCodeOfTheRanks) {
@@ -112,7 +46,7 @@ TEST(Supervisor, PassesOnTheExitCodeOfTheRanks) {
 TEST(Supervisor, ADeadRankTakesTheJobDownByName) {
   Job job("die:1");
   ASSERT_TRUE(job.wait_until_running());
-  EXPECT_TRUE(job.wait_for_processes("rank", 0, milliseconds(4000)));
+  EXPECT_TRUE(job.wait_for_processes(0, milliseconds(4000), "rank"));
   const auto died = Clock::now();
   EXPECT_EQ(job.wait(), 1);
   EXPECT_LT(Clock::now() - died, milliseconds(2000));
@@ -156,7 +90,7 @@ TEST(Supervisor, TheFirstSignalDrains) {
   for (const int signal : {SIGTERM, SIGINT}) {
     Job job("drain");
     ASSERT_TRUE(job.wait_until_running());
-    kill(job.pid(), signal);
+    job.signal(signal);
     EXPECT_EQ(job.wait(), 128 + signal);
     EXPECT_THAT(job.log(), HasSubstr("stopping"));
     EXPECT_THAT(job.log(), Not(HasSubstr("died")));
@@ -167,11 +101,11 @@ TEST(Supervisor, TheFirstSignalDrains) {
 TEST(Supervisor, TheSecondSignalKills) {
   Job job("endless");
   ASSERT_TRUE(job.wait_until_running());
-  kill(job.pid(), SIGINT);
+  job.signal(SIGINT);
   std::this_thread::sleep_for(milliseconds(300));
   ASSERT_EQ(job.wait(milliseconds(0)), -1);
   const auto second = Clock::now();
-  kill(job.pid(), SIGINT);
+  job.signal(SIGINT);
   EXPECT_EQ(job.wait(), 130);
   EXPECT_LT(Clock::now() - second, milliseconds(1500));
   EXPECT_THAT(job.processes(), testing::IsEmpty());
@@ -180,9 +114,9 @@ TEST(Supervisor, TheSecondSignalKills) {
 TEST(Supervisor, AKilledLauncherLeavesNoProcess) {
   Job job("endless");
   ASSERT_TRUE(job.wait_until_running());
-  kill(job.pid(), SIGKILL);
+  job.signal(SIGKILL);
   EXPECT_EQ(job.wait(), 128 + SIGKILL);
-  EXPECT_TRUE(job.wait_for_processes("", 0, milliseconds(2000)));
+  EXPECT_TRUE(job.wait_for_processes(0, milliseconds(2000)));
 }
 
 TEST(Supervisor, AKilledMpirunLeavesNoProcess) {

@@ -1,0 +1,239 @@
+// Jobs of the real program over real ranks, in which something dies: named, soon over, no process left, and resumed to the same bytes.
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/launcher/process.h"
+#include "tests/support/tiny_model.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using test::contents;
+using test::Process;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using Arguments = std::vector<std::string>;
+
+constexpr int kNumRequests = 300;
+
+/// A model and a file of requests, made once, and the answers of an undisturbed run on one rank.
+class Faults : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = std::make_unique<test::TemporaryFolder>();
+    setenv("SOURCE_DATE_EPOCH", "1700000000", 1);
+    unsetenv("LOCKSTEP_CONTROL");
+    test::write_tiny_gguf(path("model.gguf"), device::DType::kQ4_1);
+    std::ofstream requests(path("requests.jsonl"));
+    for (int i = 0; i < kNumRequests; ++i) {
+      requests << fmt::format(R"({{"prompt": [{}, {}, {}], "max_tokens": {}, "ignore_eos": true}})", 3 + i % 250, 7, 3 + (i * 31) % 250,
+                              40 + i % 40)
+               << "\n";
+    }
+    requests.close();
+    Process undisturbed(batch({"-o", path("expected.jsonl")}), path("expected.jsonl"));
+    ASSERT_EQ(undisturbed.wait(), 0) << undisturbed.log();
+    const std::string expected = contents(path("expected.jsonl"));
+    ASSERT_EQ(std::count(expected.begin(), expected.end(), '\n'), kNumRequests);
+  }
+  static void TearDownTestSuite() { folder_.reset(); }
+
+  void SetUp() override { output_ = path(fmt::format("{}.jsonl", testing::UnitTest::GetInstance()->current_test_info()->name())); }
+
+  static std::string path(const std::string& name) { return (folder_->path() / name).string(); }
+  static Arguments batch(const Arguments& more) {
+    Arguments command = {LOCKSTEP_PROGRAM, "batch", "-m", path("model.gguf"), "-i", path("requests.jsonl"), "--seed", "5", "--threads", "1",
+                         "--max-num-seqs", "8"};
+    command.insert(command.end(), more.begin(), more.end());
+    return command;
+  }
+  Arguments batch_here(Arguments more) const {
+    more.insert(more.end(), {"-o", output_});
+    return batch(more);
+  }
+  Process start(const Arguments& command) const { return Process(command, output_); }
+
+  /// The ranks themselves: not the launcher, which has the same arguments, nor mpirun.
+  std::vector<pid_t> ranks(const Process& job) const {
+    std::vector<pid_t> found;
+    for (const pid_t pid : job.processes()) {
+      const std::string environment = contents(fmt::format("/proc/{}/environ", pid));
+      if (environment.find("OMPI_COMM_WORLD_RANK=") != std::string::npos) found.push_back(pid);
+    }
+    return found;
+  }
+  static int rank_of(pid_t pid) {
+    const std::string environment = contents(fmt::format("/proc/{}/environ", pid));
+    return std::atoi(environment.c_str() + environment.find("OMPI_COMM_WORLD_RANK=") + 21);
+  }
+  std::size_t num_answers() const {
+    const std::string journal = contents(output_ + ".partial");
+    return static_cast<std::size_t>(std::count(journal.begin(), journal.end(), '\n'));
+  }
+  bool wait_for_answers(std::size_t count) const {
+    return Process::wait_until([&] { return num_answers() >= count; }, milliseconds(60'000));
+  }
+  /// The rest of the job, on `num_ranks` ranks, must complete to the undisturbed answers.
+  void expect_resumes_to_the_same_bytes(const std::string& num_ranks) const {
+    ASSERT_FALSE(fs::exists(output_)) << "it was complete already";
+    Process resumed = start(batch_here({"-tp", num_ranks, "--resume"}));
+    EXPECT_EQ(resumed.wait(), 0) << resumed.log();
+    EXPECT_TRUE(contents(output_) == contents(path("expected.jsonl")));
+  }
+
+  std::string output_;
+  static inline std::unique_ptr<test::TemporaryFolder> folder_;
+};
+
+TEST_F(Faults, NoneGivesTheSameFileHoweverItIsStarted) {
+  Process by_launcher = start(batch_here({"-tp", "3"}));
+  EXPECT_EQ(by_launcher.wait(), 0) << by_launcher.log();
+  EXPECT_TRUE(contents(output_) == contents(path("expected.jsonl")));
+
+  Arguments by_hand = {LOCKSTEP_MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"};
+  const Arguments program = batch_here({"--overwrite", "--comm", "mpi"});
+  by_hand.insert(by_hand.end(), program.begin(), program.end());
+  Process by_mpirun = start(by_hand);
+  EXPECT_EQ(by_mpirun.wait(), 0) << by_mpirun.log();
+  EXPECT_TRUE(contents(output_) == contents(path("expected.jsonl")));
+}
+
+TEST_F(Faults, AKilledRankIsNamedAndTheJobResumes) {
+  std::mt19937 random(static_cast<unsigned>(getpid()));
+  Process job = start(batch_here({"-tp", "3"}));
+  ASSERT_TRUE(wait_for_answers(1 + random() % (kNumRequests / 3))) << job.log();
+  const auto victims = ranks(job);
+  ASSERT_EQ(victims.size(), 3u);
+  const pid_t victim = victims[random() % 3];
+  const int rank = rank_of(victim);
+  kill(victim, SIGKILL);
+  EXPECT_EQ(job.wait(milliseconds(2000)), 1);
+  EXPECT_THAT(job.log(), HasSubstr(fmt::format("rank {} died (step ", rank)));
+  EXPECT_THAT(job.log(), HasSubstr("where the ranks stood: rank 0: "));
+  EXPECT_THAT(job.processes(), IsEmpty());
+  expect_resumes_to_the_same_bytes("2");
+}
+
+TEST_F(Faults, ARankMayDieInAnyPhase) {
+  for (int tries = 0; tries < 8; ++tries) {
+    fs::remove(output_ + ".partial");
+    fs::remove(output_ + ".run.json");
+    Process job = start(batch_here({"-tp", "3", "--overwrite"}));
+    ASSERT_TRUE(Process::wait_until([&] { return ranks(job).size() == 3; }, milliseconds(30'000))) << job.log();
+    std::this_thread::sleep_for(milliseconds(tries * 60));  // from the start of MPI to the first steps
+    const auto victims = ranks(job);
+    if (victims.size() != 3) continue;
+    const pid_t victim = victims[static_cast<std::size_t>(tries) % 3];
+    const int rank = rank_of(victim);
+    kill(victim, SIGKILL);
+    EXPECT_EQ(job.wait(milliseconds(2500)), 1) << tries << "\n" << job.log();
+    EXPECT_THAT(job.log(), AnyOf(HasSubstr(fmt::format("rank {} ", rank)), HasSubstr("did not start the ranks"))) << tries;
+    EXPECT_THAT(job.processes(), IsEmpty());
+  }
+}
+
+TEST_F(Faults, OneSignalDrainsAndTheJobResumes) {
+  Process job = start(batch_here({"-tp", "2"}));
+  ASSERT_TRUE(wait_for_answers(20)) << job.log();
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 143) << job.log();
+  EXPECT_THAT(job.log(), Not(HasSubstr("died")));
+  EXPECT_THAT(job.processes(), IsEmpty());
+  expect_resumes_to_the_same_bytes("1");
+}
+
+TEST_F(Faults, OneSignalDrainsARankAlone) {
+  Process job = start(batch_here({}));
+  ASSERT_TRUE(wait_for_answers(20)) << job.log();
+  job.signal(SIGINT);
+  EXPECT_EQ(job.wait(), 130) << job.log();
+  expect_resumes_to_the_same_bytes("2");
+}
+
+TEST_F(Faults, AKilledLauncherLeavesNoProcess) {
+  Process job = start(batch_here({"-tp", "3"}));
+  ASSERT_TRUE(wait_for_answers(5)) << job.log();
+  job.signal(SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(job.wait_for_processes(0, milliseconds(2000)));
+  expect_resumes_to_the_same_bytes("1");
+}
+
+TEST_F(Faults, AKilledMpirunLeavesNoProcess) {
+  Process job = start(batch_here({"-tp", "2"}));
+  ASSERT_TRUE(wait_for_answers(5)) << job.log();
+  const auto mpirun = job.processes("--oversubscribe");
+  ASSERT_EQ(mpirun.size(), 1u);
+  kill(mpirun.front(), SIGKILL);
+  EXPECT_EQ(job.wait(milliseconds(2000)), 1) << job.log();
+  EXPECT_THAT(job.log(), HasSubstr("mpirun died (signal 9, Killed)"));
+  EXPECT_TRUE(job.wait_for_processes(0, milliseconds(100)));
+}
+
+TEST_F(Faults, AnMpirunStartedByHandLeavesNoProcessEither) {
+  Arguments command = {LOCKSTEP_MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"};
+  const Arguments program = batch_here({});
+  command.insert(command.end(), program.begin(), program.end());
+  Process job = start(command);
+  ASSERT_TRUE(wait_for_answers(5)) << job.log();
+  job.signal(SIGKILL);
+  EXPECT_TRUE(job.wait_for_processes(0, milliseconds(2000)));
+}
+
+TEST_F(Faults, ARestartFinishesTheJob) {
+  Process job = start(batch_here({"-tp", "2", "--restarts", "1"}));
+  ASSERT_TRUE(wait_for_answers(20)) << job.log();
+  kill(ranks(job).at(1), SIGKILL);
+  EXPECT_EQ(job.wait(), 0) << job.log();
+  EXPECT_THAT(job.log(), HasSubstr("starting again where it stopped, try 1 of 1"));
+  EXPECT_TRUE(contents(output_) == contents(path("expected.jsonl")));
+}
+
+TEST_F(Faults, MoreRanksThanLeavesIsOneMessage) {
+  const auto start_time = Process::Clock::now();
+  Process job = start(batch_here({"-tp", "10"}));
+  EXPECT_EQ(job.wait(), 2);
+  EXPECT_LT(Process::Clock::now() - start_time, milliseconds(5000));
+  const std::string log = job.log();
+  EXPECT_THAT(log, HasSubstr("10 ranks are more than this model's 9 attention leaves"));
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+}
+
+TEST_F(Faults, AnotherRankCountThanMpiruns) {
+  Arguments command = {LOCKSTEP_MPIEXEC, "--allow-run-as-root", "--oversubscribe", "-n", "2"};
+  const Arguments program = batch_here({"-tp", "3"});
+  command.insert(command.end(), program.begin(), program.end());
+  Process job = start(command);
+  EXPECT_EQ(job.wait(), 2);
+  EXPECT_THAT(job.log(), HasSubstr("--tensor-parallel-size is 3, but mpirun started 2 ranks"));
+}
+
+TEST_F(Faults, TwoMpiInstallationsAreRefused) {
+  // What a rank of a foreign mpirun sees: the environment counts two ranks, the library only itself.
+  Arguments command = {"env", "OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=0"};
+  const Arguments program = batch_here({});
+  command.insert(command.end(), program.begin(), program.end());
+  Process job = start(command);
+  EXPECT_EQ(job.wait(milliseconds(20'000)), 2) << job.log();
+  EXPECT_THAT(job.log(), HasSubstr("counts 1: they come from two MPI installations"));
+}
+
+TEST_F(Faults, AnExistingOutputIsLeftAlone) {
+  std::ofstream(output_) << "precious\n";
+  Process job = start(batch_here({"-tp", "2"}));
+  EXPECT_EQ(job.wait(), 2);
+  EXPECT_THAT(job.log(), HasSubstr(output_));
+  EXPECT_EQ(contents(output_), "precious\n");
+}
+
+}  // namespace
+}  // namespace lockstep
