@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <string_view>
 #include <vector>
 
 #include "engine/text/jinja_unicode.h"
@@ -47,9 +48,11 @@ std::string grouped(const std::string& digits, char separator, std::size_t group
 std::string integer_digits(Integer number, int base, bool large) {
   __extension__ typedef unsigned __int128 Magnitude;
   Magnitude rest = number < 0 ? -static_cast<Magnitude>(number) : static_cast<Magnitude>(number);
+  const std::string_view symbols = large ? "0123456789ABCDEF" : "0123456789abcdef";
   std::string digits;
   do {
-    digits.push_back((large ? "0123456789ABCDEF" : "0123456789abcdef")[static_cast<std::size_t>(rest % static_cast<unsigned>(base))]);
+    const auto digit = static_cast<std::size_t>(rest % static_cast<unsigned>(base));
+    digits.push_back(symbols[digit]);
     rest /= static_cast<unsigned>(base);
   } while (rest > 0);
   std::reverse(digits.begin(), digits.end());

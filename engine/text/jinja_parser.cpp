@@ -149,9 +149,9 @@ class Parser : public ExpressionParser {
       ExpressionPtr condition = parse_tuple(false);
       Body branch = parse_statement_body({"elif", "else", "endif"});
       choice.branches.emplace_back(std::move(condition), std::move(branch));
-      const std::string end = take().text;
-      if (end == "elif") continue;
-      if (end == "else") choice.otherwise = parse_last_body("endif");
+      const Token end = take();
+      if (end.is_name("elif")) continue;
+      if (end.is_name("else")) choice.otherwise = parse_last_body("endif");
       break;
     }
     forget_unknown_of_branch(mark);

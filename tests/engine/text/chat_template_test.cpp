@@ -141,7 +141,11 @@ TEST(ChatTemplate, RecursionEndsWithAnError) {
   EXPECT_THAT(error_of("{% set n = namespace(x=1) %}{% for i in range(100000) %}{% set n.x = [n.x] %}{% endfor %}"),
               testing::StartsWith("LimitError: "));
   Json deep = 1;
-  for (int i = 0; i < 5000; ++i) deep = Json::array({deep});
+  for (int i = 0; i < 5000; ++i) {
+    Json outer = Json::array();
+    outer.push_back(std::move(deep));
+    deep = std::move(outer);
+  }
   EXPECT_THAT(error_of("{{ x }}", {{"x", deep}}), testing::StartsWith("LimitError: "));
 }
 
