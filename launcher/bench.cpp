@@ -121,9 +121,22 @@ class Bench {
   engine::RequestId last_id_ = 0;
 };
 
-/// Even share / largest share of what the ranks stream: what N ranks can be at most, in parts of N times one.
-double plan_bound(std::size_t total, std::size_t largest, int num_ranks) {
-  return static_cast<double>(total) / (static_cast<double>(largest) * num_ranks);
+/// What the ranks stream for a token.
+struct Streamed {
+  std::size_t total = 0;  // a KV head that two ranks hold counts twice
+  double bound = 1.0;     // even share of the model / largest share: what N ranks can be at most, in parts of N times one
+};
+
+Streamed streamed_by_all(const parallel::Graph& graph, std::size_t num_ranks) {
+  Streamed streamed;
+  std::size_t largest = 0;
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    const std::size_t bytes = streamed_bytes(parallel::plan(graph, rank, num_ranks));
+    streamed.total += bytes;
+    largest = std::max(largest, bytes);
+  }
+  streamed.bound = static_cast<double>(streamed_bytes(parallel::plan(graph, 0, 1))) / static_cast<double>(largest * num_ranks);
+  return streamed;
 }
 
 }  // namespace
@@ -137,13 +150,7 @@ int run_bench(const Job& job) {
   }
   const auto num_ranks = static_cast<std::size_t>(job.num_ranks);
   const parallel::Graph graph = engine::graph_of(job.session.model(), config.dtype == "float32");
-  std::size_t total = 0;
-  std::size_t largest = 0;
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    const std::size_t bytes = streamed_bytes(parallel::plan(graph, rank, num_ranks));
-    total += bytes;
-    largest = std::max(largest, bytes);
-  }
+  const Streamed streamed = streamed_by_all(graph, num_ranks);
   const engine::ModelSpec& spec = job.session.spec();
   Bench bench(job);
   const std::size_t kv_bytes =
@@ -156,26 +163,16 @@ int run_bench(const Job& job) {
   const double prefill = bench.prefill();
   const double batch = bench.batch();
   if (bench.stopped()) return 128 + job.control.stop_signal();
-  const double token_bytes = static_cast<double>(total + kv_bytes);
+  const double token_bytes = static_cast<double>(streamed.total + kv_bytes);
   const double roofline = decode * token_bytes / bandwidth;
-  const double bound = plan_bound(total, largest, job.num_ranks);
   if (config.json) {
-    const nlohmann::ordered_json json = {{"model", config.model},
-                                         {"ranks", job.num_ranks},
-                                         {"threads_per_rank", job.num_threads},
-                                         {"device", job.device},
-                                         {"dtype", config.dtype},
-                                         {"kv_dtype", device::info(job.session.kv_dtype()).name},
-                                         {"in_len", config.input_len},
-                                         {"out_len", config.output_len},
-                                         {"batch", config.num_prompts},
-                                         {"prefill_tok_s", prefill},
-                                         {"decode_tok_s", decode},
-                                         {"batch_tok_s", batch},
-                                         {"bytes_per_token", token_bytes},
-                                         {"memory_bandwidth", bandwidth},
-                                         {"share_of_roofline", roofline},
-                                         {"plan_bound", bound}};
+    const nlohmann::ordered_json json = {
+        {"model", config.model},          {"ranks", job.num_ranks},        {"threads_per_rank", job.num_threads},
+        {"device", job.device},           {"dtype", config.dtype},         {"kv_dtype", device::info(job.session.kv_dtype()).name},
+        {"in_len", config.input_len},     {"out_len", config.output_len},  {"batch", config.num_prompts},
+        {"prefill_tok_s", prefill},       {"decode_tok_s", decode},        {"batch_tok_s", batch},
+        {"bytes_per_token", token_bytes}, {"memory_bandwidth", bandwidth}, {"share_of_roofline", roofline},
+        {"plan_bound", streamed.bound}};
     print(json.dump() + "\n");
     return 0;
   }
@@ -186,7 +183,7 @@ int run_bench(const Job& job) {
                     config.input_len, config.output_len));
   print(fmt::format("decode reads {:.1f} MB a token, {:.1f} GB/s; this machine gives {:.1f} GB/s to {} threads: {:.0f} % of the roofline\n",
                     token_bytes * 1e-6, decode * token_bytes * 1e-9, bandwidth * 1e-9, all_threads, 100.0 * roofline));
-  print(fmt::format("even share / largest share of the plan: {:.3f}\n", bound));
+  print(fmt::format("even share / largest share of the plan: {:.3f}\n", streamed.bound));
   return 0;
 }
 
