@@ -88,8 +88,9 @@ TEST(LlamaPlan, BiasesOfSplitRowsAreCutAndThoseOfSumsAreAddedOnceByEveryRank) {
   const parallel::RankGraph plan = parallel::plan(graph_with_types(spec, device::DType::kF32, device::DType::kF32), 1, 2);
   for (const parallel::RankNode& node : plan.nodes) {
     if (node.vector == parallel::kNone) continue;
-    if (node.op == parallel::RankOp::kAdd) EXPECT_EQ(plan.vectors[node.vector].size, spec.hidden_size);
-    if (node.op == parallel::RankOp::kLinear) EXPECT_EQ(plan.vectors[node.vector].size, plan.weights[node.weight].spec.rows);
+    if (node.op == parallel::RankOp::kRmsNorm) continue;
+    const std::size_t wanted = node.op == parallel::RankOp::kAdd ? spec.hidden_size : plan.weights[node.weight].spec.rows;
+    EXPECT_EQ(plan.vectors[node.vector].size, wanted) << node.name;
   }
 }
 
