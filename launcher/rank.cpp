@@ -27,6 +27,9 @@ namespace {
 /// Begins the reason of an abort for what the user has to change, so that every rank exits with 2.
 constexpr std::string_view kRefused = "can not run: ";
 
+/// What is wrong with the setup is so on every rank, and rank 0 tells of it; but mpirun ends all ranks as soon as the first has left with an error.
+constexpr std::chrono::milliseconds kLetRankZeroSpeak{500};
+
 /// What a rank needs besides its communicator.
 struct RankContext {
   const RunConfig& config;
@@ -171,6 +174,7 @@ int run_process(const RunConfig& config, const RankEnvironment& ranks, RankContr
     ReportingCommunicator communicator(world.make_communicator(kind, deadline), control);
     exit_code = run_rank(context, communicator, failed);
     if (failed && world.size() > 1) {
+      if (world.rank() != 0) std::this_thread::sleep_for(kLetRankZeroSpeak);
       control.finish(exit_code);
       _exit(exit_code);
     }

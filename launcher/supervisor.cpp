@@ -32,6 +32,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kWatchInterval{200};
 constexpr std::chrono::milliseconds kSettleTime{50};
+/// What mpirun says of a death, and its own, are here by then.
+constexpr std::chrono::milliseconds kVerdictTime{200};
 constexpr std::chrono::seconds kLeastSilence{3};     // heartbeats come several times a second, but a busy machine may hold one back
 constexpr std::chrono::seconds kStartDeadline{120};  // for every rank to say hello
 constexpr std::chrono::seconds kExitDeadline{10};    // for the command to end once every rank has said bye
@@ -82,6 +84,7 @@ class Supervisor {
         watch_timer_(context_),
         kill_timer_(context_),
         reap_timer_(context_),
+        verdict_timer_(context_),
         errors_(context_) {}
 
   int run() {
@@ -168,7 +171,7 @@ class Supervisor {
     rank.state = Rank::State::kSaidBye;
     rank.exit_code = exit_code;
     last_bye_ = Clock::now();
-    if (exit_code == 1) fail(fmt::format("rank {} failed ({}); its message is above", number, place(rank)));
+    if (exit_code == 1 && !suspect_) fail(fmt::format("rank {} failed ({}); its message is above", number, place(rank)));
   }
 
   void on_closed(Connection& connection) {
@@ -181,10 +184,33 @@ class Supervisor {
       return;
     }
     rank.state = Rank::State::kGone;
-    if (failure_ || killed_by_signal_) return;  // it was told to go
-    if (child_is_dead()) return;                // it went with the command
-    dead_rank_ = connection.rank;
-    fail(fmt::format("rank {} died ({})", connection.rank, place(rank)));
+    if (suspect_) return;  // the verdict is on its way
+    suspect_ = connection.rank;
+    verdict_timer_.expires_after(kVerdictTime);
+    verdict_timer_.async_wait([this](error_code error) {
+      if (!error) judge_death();
+    });
+  }
+
+  /// A rank went without a word. It need not be the culprit: mpirun, dead or alive, takes all ranks down with the first.
+  void judge_death() {
+    if (failure_ || killed_by_signal_) return;     // they were told to go
+    if (has_verdict_of_its_own()) return;          // mpirun ended it after another rank's orderly exit
+    if (child_is_dead()) return;                   // it went with the command, which will be named
+    fail(name_the_dead());
+  }
+
+  /// mpirun knows best, where it has said so; else it is the rank that went first.
+  std::string name_the_dead() {
+    const auto& told = chatter_.death();
+    const bool known = told && told->rank >= 0 && told->rank < options_.num_ranks;
+    dead_rank_ = known ? told->rank : suspect_.value_or(0);
+    return fmt::format("rank {} died ({})", *dead_rank_, place(ranks_[static_cast<std::size_t>(*dead_rank_)]));
+  }
+
+  /// Some rank has ended in order, with a code that says something: bad usage, lines without an answer, a signal.
+  bool has_verdict_of_its_own() const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.exit_code.value_or(0) > 1; });
   }
 
   bool child_is_dead() const {
@@ -263,8 +289,12 @@ class Supervisor {
   }
 
   void judge_child_exit(int status) {
-    if (!all_said_bye() && !failure_) {
+    if (!all_said_bye() && !failure_ && !has_verdict_of_its_own()) {
       const bool started = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.state != Rank::State::kAbsent; });
+      if (WIFEXITED(status) && (suspect_ || chatter_.death())) {
+        remember_failure(name_the_dead());
+        return context_.stop();
+      }
       const std::string how = WIFSIGNALED(status) ? signal_text(WTERMSIG(status)) : fmt::format("exit code {}", WEXITSTATUS(status));
       remember_failure(fmt::format("{} {} ({})", options_.command.front(), started ? "died" : "did not start the ranks", how));
       show_chatter_ = true;
@@ -387,7 +417,9 @@ class Supervisor {
       log_.error("where the ranks stood: {}", places_);
       return 1;
     }
-    return *ranks_.front().exit_code;
+    int code = ranks_.front().exit_code.value_or(0);
+    for (const Rank& rank : ranks_) code = std::max(code, rank.exit_code.value_or(0));
+    return code;
   }
 
   static constexpr std::size_t kMaxErrorLine = 1 << 16;
@@ -405,6 +437,7 @@ class Supervisor {
   asio::steady_timer watch_timer_;
   asio::steady_timer kill_timer_;
   asio::steady_timer reap_timer_;
+  asio::steady_timer verdict_timer_;
   asio::posix::stream_descriptor errors_;
   std::array<char, 4096> error_buffer_{};
   std::string error_text_;
@@ -416,6 +449,7 @@ class Supervisor {
   int stop_signal_ = 0;
   bool killed_by_signal_ = false;
   bool show_chatter_ = false;
+  std::optional<int> suspect_;  // the first rank that went without a word
   std::optional<int> dead_rank_;
   std::optional<std::string> failure_;
   std::string places_;
