@@ -168,7 +168,7 @@ void add_metadata(GgufWriter& writer, const TinyModel& model) {
   writer.real("llama.attention.layer_norm_rms_epsilon", 1e-5f);
   std::vector<std::string> tokens{"<pad>", "<s>", "</s>"};
   std::vector<std::int32_t> types{3, 3, 3};
-  for (int byte = 0; tokens.size() < TinyModel::vocabulary; ++byte) {
+  for (int byte = 0; tokens.size() < model.vocabulary; ++byte) {
     tokens.push_back(byte_symbol(byte));
     types.push_back(1);
   }
@@ -194,8 +194,14 @@ void write_tiny_gguf(const std::filesystem::path& path, DType dtype, const TinyM
   Random random(model.seed);
   const auto matrix = [&](const std::string& name, std::size_t rows, std::size_t columns) {
     std::vector<float> values(rows * columns);
-    const float scale = 2.0f * model.weight_scale / std::sqrt(static_cast<float>(columns));
+    const float scale = 2.0f / std::sqrt(static_cast<float>(columns));
     for (float& value : values) value = scale * random.next();
+    if (model.head_of_one_sign && name == "output") {
+      for (std::size_t i = columns; i < values.size(); ++i) values[i] = values[i % columns] * (1.0f + 0.01f * static_cast<float>((i / columns * 7) % rows));
+    }
+    if (model.nan_token >= 0 && name == "token_embd") {
+      std::fill_n(values.begin() + static_cast<std::ptrdiff_t>(model.nan_token) * static_cast<std::ptrdiff_t>(columns), columns, std::nanf(""));
+    }
     writer.tensor(name + ".weight", dtype, {rows, columns}, values);
   };
   const auto norm = [&](const std::string& name) {
@@ -204,7 +210,7 @@ void write_tiny_gguf(const std::filesystem::path& path, DType dtype, const TinyM
     writer.tensor(name + ".weight", DType::kF32, {model.hidden}, values);
   };
   const std::size_t kv_rows = model.hidden / model.num_heads * model.num_kv_heads;
-  matrix("token_embd", TinyModel::vocabulary, model.hidden);
+  matrix("token_embd", model.vocabulary, model.hidden);
   for (std::size_t layer = 0; layer < model.num_layers; ++layer) {
     const std::string block = "blk." + std::to_string(layer) + ".";
     norm(block + "attn_norm");
@@ -218,7 +224,7 @@ void write_tiny_gguf(const std::filesystem::path& path, DType dtype, const TinyM
     matrix(block + "ffn_down", model.hidden, model.feed_forward);
   }
   norm("output_norm");
-  matrix("output", TinyModel::vocabulary, model.hidden);
+  matrix("output", model.vocabulary, model.hidden);
   writer.write(path);
 }
 

@@ -17,8 +17,9 @@ struct TinyModel {
   std::size_t feed_forward = 288;
   std::size_t context = 512;
   std::uint32_t seed = 1;
-  float weight_scale = 1.0f;  // of the matrices; large ones overflow
-  static constexpr std::size_t vocabulary = 257;
+  std::size_t vocabulary = 257;   // at most that many
+  std::int32_t nan_token = -1;    // whose embedding is not a number, as an overflow leaves it; F32 only
+  bool head_of_one_sign = false;  // rows of the head are multiples of one row: all logits of a position have the same sign
 };
 
 /// Writes it as a GGUF file; matrices as `dtype`, vectors fp32. The same model on every machine.
