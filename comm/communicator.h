@@ -11,8 +11,8 @@
 
 namespace lockstep::comm {
 
-/// The rest of a fixed binary tree once every rank has added up what lies wholly in its share (docs/numerics.md, N2). Roots are numbered over the ranks in
-/// ascending order; the same object must be given by every rank. parallel::ReductionTree makes it.
+/// The rest of a fixed binary tree once every rank has added up what lies wholly in its share (docs/numerics.md, N2). Roots are numbered
+/// over the ranks in ascending order; the same object must be given by every rank. parallel::ReductionTree makes it.
 struct TreeSum {
   struct Merge {
     std::uint32_t into = 0;  // root `into` = root `into` + root `from`
@@ -36,9 +36,10 @@ struct Position {
   char node[48] = {};  // zero-terminated name of the graph node, or of the phase ("load", "schedule")
 };
 
-/// The data plane between the ranks of one tensor-parallel group. Every call but abort() is collective: all ranks make the same calls in the same order with the
-/// same sizes. A call throws CommError when a peer is gone, has called abort(), or is later than the deadline; from then on every call throws. It never hangs.
-/// Used by one thread of the rank at a time. Results are the same bits on every rank and for every implementation.
+/// The data plane between the ranks of one tensor-parallel group. Every call but abort() is collective: all ranks make the same calls in
+/// the same order with the same sizes. A call throws CommError when a peer is gone, has called abort(), or is later than the deadline; from
+/// then on every call throws. It never hangs. Used by one thread of the rank at a time. Results are the same bits on every rank and for
+/// every implementation.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -47,8 +48,8 @@ class Communicator {
   virtual int size() const = 0;
   virtual std::string_view name() const = 0;  // "self", "threads", "shm", "mpi"
 
-  /// `values` holds this rank's roots, [roots of this rank, count] fp32, dense; at the end its first `count` values are the sum of the whole tree.
-  /// Allreduce of `count` values moves about 4 * count * roots bytes out of each rank.
+  /// `values` holds this rank's roots, [roots of this rank, count] fp32, dense; at the end its first `count` values are the sum of the
+  /// whole tree. Allreduce of `count` values moves about 4 * count * roots bytes out of each rank.
   virtual void all_reduce(const TreeSum& tree, float* values, std::size_t count) = 0;
   /// Every rank contributes bytes_per_rank[rank] bytes (zero is fine); `all` receives them in rank order. `mine` must not overlap `all`.
   virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank) = 0;
@@ -57,7 +58,8 @@ class Communicator {
   virtual void broadcast(std::span<std::byte> bytes, int root) = 0;
   virtual void barrier() = 0;
 
-  /// Tells every peer, so that their current and later calls throw a CommError with this reason. The first reason stays. Callable from any thread.
+  /// Tells every peer, so that their current and later calls throw a CommError with this reason. The first reason stays. Callable from any
+  /// thread.
   virtual void abort(std::string_view reason) noexcept = 0;
 
   /// Cheap (no system call): to be called before every node.

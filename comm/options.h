@@ -7,7 +7,8 @@ namespace lockstep::comm {
 
 /// What every rank of a communicator must give alike.
 struct CommunicatorOptions {
-  /// A rank that is later than this in a collective is named in a CommError on every rank. It must be longer than any work between two calls, loading included.
+  /// A rank that is later than this in a collective is named in a CommError on every rank. It must be longer than any work between two
+  /// calls, loading included.
   std::chrono::milliseconds deadline{60'000};
   /// Room for one rank's part of a message; larger messages go in pieces. Two slots per rank are held.
   std::size_t slot_bytes = std::size_t{512} << 10;

@@ -13,7 +13,8 @@
 
 namespace lockstep::device {
 
-/// How a matrix of activations is represented. The choice is part of the model of computation (docs/numerics.md, N7), so it stands in the rank graph.
+/// How a matrix of activations is represented. The choice is part of the model of computation (docs/numerics.md, N7), so it stands in the
+/// rank graph.
 enum class Activation : std::uint8_t {
   kFloat32,
   kInt8Blocks,  // blocks of 32 columns: int8 values and one fp32 scale, as a product with block-quantised weights reads them
@@ -70,7 +71,7 @@ struct KvCacheSpec {
   std::size_t block_size = 0;    // tokens of a block; a multiple of 16
   std::size_t num_kv_heads = 0;  // of this rank
   std::size_t head_dim = 0;
-  DType dtype = DType::kF32;     // kF32, kF16 or kBF16
+  DType dtype = DType::kF32;            // kF32, kF16 or kBF16
   std::size_t bytes_per_block() const;  // keys and values of all layers
 };
 
@@ -83,16 +84,16 @@ class KvCache {
 /// What the tokens of one step are, in host memory; it must live until the step is over.
 struct StepBatch {
   struct Sequence {
-    std::uint32_t first_token = 0;    // row of its first token in this step
-    std::uint32_t num_tokens = 0;     // rows of this step
-    std::uint32_t first_position = 0; // position of that first token: the tokens before it are in the cache
-    std::uint32_t block_table = 0;    // index of its first entry in `block_tables`
+    std::uint32_t first_token = 0;     // row of its first token in this step
+    std::uint32_t num_tokens = 0;      // rows of this step
+    std::uint32_t first_position = 0;  // position of that first token: the tokens before it are in the cache
+    std::uint32_t block_table = 0;     // index of its first entry in `block_tables`
   };
-  std::vector<std::int32_t> token_ids;       // [tokens]
-  std::vector<std::int32_t> positions;       // [tokens]
-  std::vector<Sequence> sequences;           // rows ascending, without gaps
-  std::vector<std::uint32_t> block_tables;   // entry i of a sequence: the block of its positions [i * block_size, (i + 1) * block_size)
-  std::vector<std::uint32_t> logit_rows;     // rows whose logits are wanted, ascending
+  std::vector<std::int32_t> token_ids;      // [tokens]
+  std::vector<std::int32_t> positions;      // [tokens]
+  std::vector<Sequence> sequences;          // rows ascending, without gaps
+  std::vector<std::uint32_t> block_tables;  // entry i of a sequence: the block of its positions [i * block_size, (i + 1) * block_size)
+  std::vector<std::uint32_t> logit_rows;    // rows whose logits are wanted, ascending
   std::size_t num_tokens() const { return token_ids.size(); }
 };
 
@@ -102,8 +103,8 @@ struct AttentionSpec {
   std::size_t num_kv_heads = 0;  // of this rank
   std::size_t head_dim = 0;
   std::vector<std::uint32_t> kv_head_of;  // [num_heads]: index of the local KV head that a local query head reads
-  float scale = 0.0f;            // factor of the scores q.k
-  std::uint32_t window = 0;      // a query at position p sees keys in (p - window, p]; 0: all of [0, p]
+  float scale = 0.0f;                     // factor of the scores q.k
+  std::uint32_t window = 0;               // a query at position p sees keys in (p - window, p]; 0: all of [0, p]
 };
 
 /// cos and sin of every position: [num_positions, rotary_dim / 2] each, fp32.
@@ -116,13 +117,13 @@ struct RotaryTable {
 /// The top of a row of logits: the largest value, and the lowest id that has it.
 struct Top {
   float logit = 0.0f;
-  std::int32_t id = -1;      // relative to the first row of the head's shard; -1: there is no row
-  bool finite = true;        // every logit of the row is finite
+  std::int32_t id = -1;  // relative to the first row of the head's shard; -1: there is no row
+  bool finite = true;    // every logit of the row is finite
 };
 
-/// A device: memory, weights in its own layout, and the op table. Calls are ordered like those of a stream: what an op wrote is visible to later ops at once, to
-/// the host after synchronize(). Every op gives the same bits for a row whatever the other rows are, and whatever the number of threads or the instruction set.
-/// Not thread-safe: one rank, one device.
+/// A device: memory, weights in its own layout, and the op table. Calls are ordered like those of a stream: what an op wrote is visible to
+/// later ops at once, to the host after synchronize(). Every op gives the same bits for a row whatever the other rows are, and whatever the
+/// number of threads or the instruction set. Not thread-safe: one rank, one device.
 ///
 /// Shapes: T is the number of rows given; "fp32 [T, n]" is dense and row-major.
 class Device {
@@ -157,10 +158,11 @@ class Device {
                       std::size_t out_column = 0) = 0;
   /// Rotates the queries of `qkv` in place, and the keys on their way into the cache; values go there as they are.
   /// qkv kFloat32 [T, (num_heads + 2 * num_kv_heads) * head_dim]: queries, keys, values. A null table rotates nothing.
-  virtual void rotate_and_append(const Matrix& qkv, const StepBatch& batch, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
-                                 std::size_t layer) = 0;
+  virtual void rotate_and_append(const Matrix& qkv, const StepBatch& batch, const AttentionSpec& spec, const RotaryTable* table,
+                                 KvCache& cache, std::size_t layer) = 0;
   /// Causal attention of the queries in `qkv` over the cache, as stored. out of either type, [T, num_heads * head_dim].
-  virtual void attention(const Matrix& qkv, const StepBatch& batch, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) = 0;
+  virtual void attention(const Matrix& qkv, const StepBatch& batch, const AttentionSpec& spec, KvCache& cache, std::size_t layer,
+                         const Matrix& out) = 0;
   /// out = silu(gate) * up. gate_up kFloat32 [T, 2 * n]: gate, then up. out of either type, [T, n].
   virtual void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) = 0;
   /// out = x as the other type.

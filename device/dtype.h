@@ -8,7 +8,8 @@
 
 namespace lockstep::device {
 
-/// How the numbers of a tensor are stored. The block-quantised types hold 32 neighbours of a row in one block; their layouts are those of the GGUF format.
+/// How the numbers of a tensor are stored. The block-quantised types hold 32 neighbours of a row in one block; their layouts are those of
+/// the GGUF format.
 enum class DType : std::uint8_t {
   kF32,
   kF16,
@@ -35,7 +36,7 @@ std::optional<DType> dtype_from_name(std::string_view name);
 std::size_t row_bytes(DType dtype, std::size_t columns);
 
 float half_to_float(std::uint16_t half);
-std::uint16_t float_to_half(float value);      // round to nearest, ties to even; overflow gives infinity
+std::uint16_t float_to_half(float value);  // round to nearest, ties to even; overflow gives infinity
 float bfloat16_to_float(std::uint16_t value);
 std::uint16_t float_to_bfloat16(float value);  // round to nearest, ties to even; NaN stays NaN
 

@@ -53,7 +53,8 @@ void require_same_model(comm::Communicator& communicator, const OpenedModel& mod
 device::DType default_kv_dtype(const parallel::Graph& graph, const SessionOptions& options) {
   if (options.kv_dtype) return *options.kv_dtype;
   if (options.expand_to_float32) return device::DType::kF32;
-  const bool any_bf16 = std::any_of(graph.tensors.begin(), graph.tensors.end(), [](const parallel::TensorDecl& tensor) { return tensor.dtype == device::DType::kBF16; });
+  const bool any_bf16 = std::any_of(graph.tensors.begin(), graph.tensors.end(),
+                                    [](const parallel::TensorDecl& tensor) { return tensor.dtype == device::DType::kBF16; });
   return any_bf16 ? device::DType::kBF16 : device::DType::kF16;
 }
 
@@ -103,7 +104,8 @@ void Session::State::open_text() {
 
 /// Every rank takes the smallest cache of the group: blocks are numbered by rank 0 for all.
 void Session::State::size_cache(const parallel::Graph& graph) {
-  const parallel::Shard shard = parallel::shard_of(graph.dims, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()));
+  const parallel::Shard shard =
+      parallel::shard_of(graph.dims, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()));
   kv.num_layers = graph.dims.num_layers;
   kv.num_kv_heads = shard.kv_heads.size();
   kv.head_dim = graph.dims.head_dim;
@@ -114,7 +116,8 @@ void Session::State::size_cache(const parallel::Graph& graph) {
     throw std::invalid_argument("--max-model-len " + std::to_string(wanted_length) + " is more than the model's " +
                                 std::to_string(model.spec.max_position_embeddings) + " positions (" + model.spec.source + ")");
   }
-  const KvCacheSize size = size_kv_cache(options.kv_cache_bytes, kv, wanted_length, options.max_model_len.has_value(), options.max_num_seqs);
+  const KvCacheSize size =
+      size_kv_cache(options.kv_cache_bytes, kv, wanted_length, options.max_model_len.has_value(), options.max_num_seqs);
   kv.num_blocks = smallest(communicator, size.num_blocks);
   max_model_len = smallest(communicator, size.max_model_len);
 }
@@ -153,7 +156,8 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
   state_->model = open_model(options.model);
   require_same_model(communicator, state_->model);
   const parallel::Graph graph = graph_of(state_->model, options.expand_to_float32);
-  parallel::RankGraph plan = parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()));
+  parallel::RankGraph plan =
+      parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()));
   state_->open_text();
   state_->size_cache(graph);
   phase("load weights");
@@ -191,7 +195,8 @@ const text::Tokenizer& Session::tokenizer() const {
 void Session::forward(std::span<const std::int32_t> prompt, const OnLogits& on_logits, const OnHidden& on_hidden) {
   State& state = *state_;
   if (prompt.empty() || prompt.size() > state.max_model_len) {
-    throw std::invalid_argument("a prompt of " + std::to_string(prompt.size()) + " tokens; 1 to " + std::to_string(state.max_model_len) + " are possible");
+    throw std::invalid_argument("a prompt of " + std::to_string(prompt.size()) + " tokens; 1 to " + std::to_string(state.max_model_len) +
+                                " are possible");
   }
   std::size_t chunk = state.runner->max_logit_rows();
   if (state.options.prefill_chunk > 0) chunk = std::min(chunk, state.options.prefill_chunk);
@@ -201,10 +206,14 @@ void Session::forward(std::span<const std::int32_t> prompt, const OnLogits& on_l
   for (std::size_t first = 0; first < prompt.size(); first += chunk) {
     const std::size_t count = std::min(chunk, prompt.size() - first);
     plan.clear();
-    plan.batch.token_ids.assign(prompt.begin() + static_cast<std::ptrdiff_t>(first), prompt.begin() + static_cast<std::ptrdiff_t>(first + count));
+    plan.batch.token_ids.assign(prompt.begin() + static_cast<std::ptrdiff_t>(first),
+                                prompt.begin() + static_cast<std::ptrdiff_t>(first + count));
     plan.batch.positions.resize(count);
     std::iota(plan.batch.positions.begin(), plan.batch.positions.end(), static_cast<std::int32_t>(first));
-    plan.batch.sequences = {{.first_token = 0, .num_tokens = static_cast<std::uint32_t>(count), .first_position = static_cast<std::uint32_t>(first), .block_table = 0}};
+    plan.batch.sequences = {{.first_token = 0,
+                             .num_tokens = static_cast<std::uint32_t>(count),
+                             .first_position = static_cast<std::uint32_t>(first),
+                             .block_table = 0}};
     plan.batch.block_tables.resize((first + count + state.kv.block_size - 1) / state.kv.block_size);
     std::iota(plan.batch.block_tables.begin(), plan.batch.block_tables.end(), 0u);
     plan.batch.logit_rows.resize(count);

@@ -22,18 +22,19 @@ namespace lockstep::engine {
 /// How a model is to be run; every rank gives the same.
 struct SessionOptions {
   std::filesystem::path model;
-  bool expand_to_float32 = false;                 // --dtype float32: weights expanded, activations never rounded to int8
-  std::optional<device::DType> kv_dtype;          // absent: F32 with expand_to_float32, BF16 for BF16 weights, else F16
-  std::uint64_t kv_cache_bytes = 0;               // budget of one rank
-  std::size_t block_size = 32;                    // tokens of a KV block; a multiple of 16
-  std::optional<std::size_t> max_model_len;       // absent: the model's, or what the budget holds
+  bool expand_to_float32 = false;            // --dtype float32: weights expanded, activations never rounded to int8
+  std::optional<device::DType> kv_dtype;     // absent: F32 with expand_to_float32, BF16 for BF16 weights, else F16
+  std::uint64_t kv_cache_bytes = 0;          // budget of one rank
+  std::size_t block_size = 32;               // tokens of a KV block; a multiple of 16
+  std::optional<std::size_t> max_model_len;  // absent: the model's, or what the budget holds
   std::size_t max_num_seqs = 32;
   std::size_t max_num_batched_tokens = 512;
-  std::size_t prefill_chunk = 0;                  // tokens of one sequence's prefill in a step; 0: what the step has room for
-  std::size_t preempt_every = 0;                  // test aid
+  std::size_t prefill_chunk = 0;  // tokens of one sequence's prefill in a step; 0: what the step has room for
+  std::size_t preempt_every = 0;  // test aid
 };
 
-/// A model that is ready to answer on one rank of a group: opened, cut, loaded, with its KV cache. Rank 0 drives engine(); the others serve().
+/// A model that is ready to answer on one rank of a group: opened, cut, loaded, with its KV cache. Rank 0 drives engine(); the others
+/// serve().
 class Session {
  public:
   /// Told at the start of each phase: "open model", "load weights", "ready". May be empty.
@@ -59,7 +60,7 @@ class Session {
   const std::vector<std::int32_t>& eos_ids() const;  // of model and tokenizer together
   std::size_t weight_bytes() const;                  // of this rank
   std::size_t kv_bytes() const;
-  std::size_t kv_tokens() const;                     // that the cache holds
+  std::size_t kv_tokens() const;  // that the cache holds
   device::DType kv_dtype() const;
 
   /// Rank 0, with nothing in flight: runs a prompt once, in pieces as the options say, and shows the logits of every position in order.

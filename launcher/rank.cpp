@@ -27,7 +27,8 @@ namespace {
 /// Begins the reason of an abort for what the user has to change, so that every rank exits with 2.
 constexpr std::string_view kRefused = "can not run: ";
 
-/// What is wrong with the setup is so on every rank, and rank 0 tells of it; but mpirun ends all ranks as soon as the first has left with an error.
+/// What is wrong with the setup is so on every rank, and rank 0 tells of it; but mpirun ends all ranks as soon as the first has left with
+/// an error.
 constexpr std::chrono::milliseconds kLetRankZeroSpeak{500};
 
 /// What a rank needs besides its communicator.

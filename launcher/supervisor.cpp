@@ -194,9 +194,9 @@ class Supervisor {
 
   /// A rank went without a word. It need not be the culprit: mpirun, dead or alive, takes all ranks down with the first.
   void judge_death() {
-    if (failure_ || killed_by_signal_) return;     // they were told to go
-    if (has_verdict_of_its_own()) return;          // mpirun ended it after another rank's orderly exit
-    if (child_is_dead()) return;                   // it went with the command, which will be named
+    if (failure_ || killed_by_signal_) return;  // they were told to go
+    if (has_verdict_of_its_own()) return;       // mpirun ended it after another rank's orderly exit
+    if (child_is_dead()) return;                // it went with the command, which will be named
     fail(name_the_dead());
   }
 

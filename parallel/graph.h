@@ -18,7 +18,8 @@ struct ModelDims {
   std::size_t head_dim = 0;
   std::size_t feed_forward = 0;
   std::size_t vocabulary = 0;
-  bool block_quantised = false;  // some matrix is stored in blocks of 32: leaves then end at block borders, also when it is expanded (--dtype float32)
+  bool block_quantised =
+      false;  // some matrix is stored in blocks of 32: leaves then end at block borders, also when it is expanded (--dtype float32)
 };
 
 /// How a tensor is cut, and thereby which collective repairs what is computed with it: the two come from one place.
@@ -56,14 +57,14 @@ struct Value {
 };
 
 enum class Op : std::uint8_t {
-  kEmbed,             // tokens -> x
-  kRmsNorm,           // x -> h
-  kLinear,            // h -> product with the stacked `weights`
-  kRotateAndAppend,   // qkv: rotates queries and keys, appends to the cache
-  kAttention,         // qkv -> a
-  kSwiglu,            // gate_up -> f
-  kAdd,               // x += p (+ bias)
-  kSelectLogitRows,   // x -> the rows whose logits are wanted
+  kEmbed,            // tokens -> x
+  kRmsNorm,          // x -> h
+  kLinear,           // h -> product with the stacked `weights`
+  kRotateAndAppend,  // qkv: rotates queries and keys, appends to the cache
+  kAttention,        // qkv -> a
+  kSwiglu,           // gate_up -> f
+  kAdd,              // x += p (+ bias)
+  kSelectLogitRows,  // x -> the rows whose logits are wanted
 };
 
 /// One node of the model. Weights and biases are stacked by rows where there are several (q, k, v; gate, up).

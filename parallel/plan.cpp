@@ -22,7 +22,8 @@ std::vector<std::size_t> scaled(const std::vector<std::size_t>& ends, std::size_
 
 class Planner {
  public:
-  Planner(const Graph& graph, std::size_t rank, std::size_t num_ranks) : graph_(graph), leaves_(leaves_of(graph.dims)), shards_(all_shards(graph.dims, num_ranks)) {
+  Planner(const Graph& graph, std::size_t rank, std::size_t num_ranks)
+      : graph_(graph), leaves_(leaves_of(graph.dims)), shards_(all_shards(graph.dims, num_ranks)) {
     out_.dims = graph.dims;
     out_.rms_norm_eps = graph.rms_norm_eps;
     out_.shard = shards_[rank];
@@ -58,7 +59,8 @@ class Planner {
     const auto [found, fresh] = values_.try_emplace({id, type}, out_.values.size());
     if (fresh) {
       const Value& value = graph_.values[id];
-      out_.values.push_back({.name = value.name + (type == Activation::kInt8Blocks ? ".int8" : ""), .columns = columns_of(value.width), .type = type});
+      out_.values.push_back(
+          {.name = value.name + (type == Activation::kInt8Blocks ? ".int8" : ""), .columns = columns_of(value.width), .type = type});
     }
     return found->second;
   }
@@ -85,7 +87,8 @@ class Planner {
 
   std::vector<device::Leaf> leaves_of_product(const TensorDecl& tensor, std::size_t local_columns_size) const {
     if (tensor.shard == ShardKind::kAttentionColumns) {
-      return ReductionTree(leaves_.attention_ends.size()).leaf_program(shard().attention_leaves, scaled(leaves_.attention_ends, graph_.dims.head_dim));
+      return ReductionTree(leaves_.attention_ends.size())
+          .leaf_program(shard().attention_leaves, scaled(leaves_.attention_ends, graph_.dims.head_dim));
     }
     if (tensor.shard == ShardKind::kFeedForwardColumns) {
       return ReductionTree(leaves_.feed_forward_ends.size()).leaf_program(shard().feed_forward_leaves, leaves_.feed_forward_ends);
@@ -121,7 +124,8 @@ class Planner {
     RankVector vector;
     for (const TensorId id : tensors) {
       const TensorDecl& tensor = graph_.tensors[id];
-      if (!tensor.is_vector()) throw std::invalid_argument("plan: " + tensor.name + " is used as a vector and has " + std::to_string(tensor.rows) + " rows");
+      if (!tensor.is_vector())
+        throw std::invalid_argument("plan: " + tensor.name + " is used as a vector and has " + std::to_string(tensor.rows) + " rows");
       const WeightPiece piece{id, {0, 1}, local_rows(tensor, tensor.columns)};
       vector.name += (vector.name.empty() ? "" : "+") + tensor.name;
       vector.size += piece.columns.size();
@@ -133,7 +137,8 @@ class Planner {
 
   std::size_t tree_of(ShardKind kind) {
     std::vector<Range> shares;
-    for (const Shard& peer : shards_) shares.push_back(kind == ShardKind::kAttentionColumns ? peer.attention_leaves : peer.feed_forward_leaves);
+    for (const Shard& peer : shards_)
+      shares.push_back(kind == ShardKind::kAttentionColumns ? peer.attention_leaves : peer.feed_forward_leaves);
     const std::size_t num_leaves = kind == ShardKind::kAttentionColumns ? leaves_.attention_ends.size() : leaves_.feed_forward_ends.size();
     const comm::TreeSum tree = ReductionTree(num_leaves).tree_sum(shares);
     const auto known = std::find(out_.trees.begin(), out_.trees.end(), tree);
@@ -156,7 +161,8 @@ class Planner {
     return runs;
   }
 
-  /// int8 where every reader of what node `index` writes is a product with block-quantised weights. A reader that differs finds floats, and converts.
+  /// int8 where every reader of what node `index` writes is a product with block-quantised weights. A reader that differs finds floats, and
+  /// converts.
   Activation written_by(std::size_t index) const {
     const ValueId value = graph_.nodes[index].output;
     bool any = false;
@@ -257,14 +263,19 @@ class Planner {
     converted_.erase(node.output);
     switch (node.op) {
       case Op::kEmbed: add_embed(node, name); return;
-      case Op::kLinear: add_linear(node, name); tap_last(node); return;
+      case Op::kLinear:
+        add_linear(node, name);
+        tap_last(node);
+        return;
       case Op::kRmsNorm: {
         RankNode& norm = add_producer(RankOp::kRmsNorm, index, name);
         norm.vector = add_vector(node.weights);
         norm.input = value_of(node.inputs.front(), Activation::kFloat32);
         return;
       }
-      case Op::kRotateAndAppend: add(RankOp::kRotateAndAppend, node, name).input = value_of(node.inputs.front(), Activation::kFloat32); return;
+      case Op::kRotateAndAppend:
+        add(RankOp::kRotateAndAppend, node, name).input = value_of(node.inputs.front(), Activation::kFloat32);
+        return;
       case Op::kAttention:
       case Op::kSwiglu: {
         RankNode& made = add_producer(node.op == Op::kAttention ? RankOp::kAttention : RankOp::kSwiglu, index, name);
@@ -346,8 +357,8 @@ std::string weight_text(const RankGraph& graph, const RankWeight& weight) {
   std::string text;
   for (const WeightPiece& piece : weight.pieces) {
     const TensorDecl& tensor = graph.tensors[piece.tensor];
-    text += fmt::format("{}{}[{}..{} of {}, {}..{} of {}]", text.empty() ? "" : " + ", tensor.name, piece.rows.begin, piece.rows.end, tensor.rows,
-                        piece.columns.begin, piece.columns.end, tensor.columns);
+    text += fmt::format("{}{}[{}..{} of {}, {}..{} of {}]", text.empty() ? "" : " + ", tensor.name, piece.rows.begin, piece.rows.end,
+                        tensor.rows, piece.columns.begin, piece.columns.end, tensor.columns);
   }
   text += fmt::format(" {}", device::info(weight.spec.dtype).name);
   if (weight.spec.leaves.size() > 1) text += fmt::format(", {} leaves to {} roots", weight.spec.leaves.size(), weight.spec.num_roots());
@@ -363,13 +374,14 @@ RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks) {
 
 std::string print(const RankGraph& graph, bool all_layers) {
   const Shard& shard = graph.shard;
-  std::string text = fmt::format("rank {} of {}: query heads {}..{}, KV heads {}..{}, inner columns {}..{}, vocabulary {}..{}\n", shard.rank, shard.num_ranks,
-                                 shard.heads.begin, shard.heads.end, shard.kv_heads.begin, shard.kv_heads.end, shard.feed_forward.begin,
-                                 shard.feed_forward.end, shard.vocabulary.begin, shard.vocabulary.end);
+  std::string text = fmt::format("rank {} of {}: query heads {}..{}, KV heads {}..{}, inner columns {}..{}, vocabulary {}..{}\n",
+                                 shard.rank, shard.num_ranks, shard.heads.begin, shard.heads.end, shard.kv_heads.begin, shard.kv_heads.end,
+                                 shard.feed_forward.begin, shard.feed_forward.end, shard.vocabulary.begin, shard.vocabulary.end);
   for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
     const RankNode& node = graph.nodes[i];
     if (!all_layers && node.layer > 0 && node.layer < graph.dims.num_layers) continue;
-    text += fmt::format("n{:02} {:<16} {:<16} -> {:<20}", i, op_name(node.op), value_text(graph, node.input, false), value_text(graph, node.output, true));
+    text += fmt::format("n{:02} {:<16} {:<16} -> {:<20}", i, op_name(node.op), value_text(graph, node.input, false),
+                        value_text(graph, node.output, true));
     if (node.weight != kNone) text += "  " + weight_text(graph, graph.weights[node.weight]);
     if (node.vector != kNone) text += fmt::format("  {}[{}]", graph.vectors[node.vector].name, graph.vectors[node.vector].size);
     if (node.tree != kNone) text += fmt::format("  roots of ranks {}", fmt::join(graph.trees[node.tree].roots_per_rank, "+"));

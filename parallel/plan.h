@@ -68,8 +68,8 @@ struct RankNode {
   std::size_t tree = kNone;    // of RankGraph::trees
   std::size_t out_column = 0;  // kLinear: where the product stands in the output
   std::size_t layer = 0;
-  std::string name;            // "layer 3 down_proj": for positions and messages
-  std::string tap;             // see Node
+  std::string name;  // "layer 3 down_proj": for positions and messages
+  std::string tap;   // see Node
   std::string tap_input;
 };
 

@@ -29,7 +29,8 @@ void count_merges(Range node, std::size_t first, std::vector<device::Leaf>& prog
   ++program[node.end - 1 - first].merges;
 }
 
-std::uint32_t finish(Range node, const std::map<std::size_t, std::pair<Range, std::uint32_t>>& roots, std::vector<comm::TreeSum::Merge>& merges) {
+std::uint32_t finish(Range node, const std::map<std::size_t, std::pair<Range, std::uint32_t>>& roots,
+                     std::vector<comm::TreeSum::Merge>& merges) {
   const auto root = roots.find(node.begin);
   if (root != roots.end() && root->second.first == node) return root->second.second;
   const std::uint32_t below = finish({node.begin, split(node)}, roots, merges);
@@ -53,8 +54,8 @@ ReductionTree::ReductionTree(std::size_t num_leaves) : num_leaves_(num_leaves) {
 
 std::vector<Range> ReductionTree::roots(Range share) const {
   if (share.begin > share.end || share.end > num_leaves_) {
-    throw std::out_of_range("reduction tree: share [" + std::to_string(share.begin) + ", " + std::to_string(share.end) + ") is not within " +
-                            std::to_string(num_leaves_) + " leaves");
+    throw std::out_of_range("reduction tree: share [" + std::to_string(share.begin) + ", " + std::to_string(share.end) +
+                            ") is not within " + std::to_string(num_leaves_) + " leaves");
   }
   std::vector<Range> found;
   collect_roots({0, num_leaves_}, share, found);
@@ -63,7 +64,8 @@ std::vector<Range> ReductionTree::roots(Range share) const {
 
 std::vector<device::Leaf> ReductionTree::leaf_program(Range share, std::span<const std::size_t> leaf_ends) const {
   if (leaf_ends.size() != num_leaves_) {
-    throw std::invalid_argument("reduction tree: " + std::to_string(leaf_ends.size()) + " leaf ends for " + std::to_string(num_leaves_) + " leaves");
+    throw std::invalid_argument("reduction tree: " + std::to_string(leaf_ends.size()) + " leaf ends for " + std::to_string(num_leaves_) +
+                                " leaves");
   }
   const std::size_t first_column = share.begin == 0 ? 0 : leaf_ends[share.begin - 1];
   std::vector<device::Leaf> program(share.size());

@@ -29,11 +29,14 @@ std::vector<std::size_t> feed_forward_ends(const ModelDims& dims) {
   const std::size_t units = (dims.feed_forward + unit - 1) / unit;
   const std::size_t num_leaves = std::min<std::size_t>(units, dims.feed_forward >= 4096 ? 32 : 16);
   std::vector<std::size_t> ends(num_leaves);
-  for (std::size_t leaf = 0; leaf < num_leaves; ++leaf) ends[leaf] = std::min(dims.feed_forward, even_share(units, leaf, num_leaves).end * unit);
+  for (std::size_t leaf = 0; leaf < num_leaves; ++leaf)
+    ends[leaf] = std::min(dims.feed_forward, even_share(units, leaf, num_leaves).end * unit);
   return ends;
 }
 
-Range units_of(const std::vector<std::size_t>& ends, Range leaves) { return {leaves.begin == 0 ? 0 : ends[leaves.begin - 1], ends[leaves.end - 1]}; }
+Range units_of(const std::vector<std::size_t>& ends, Range leaves) {
+  return {leaves.begin == 0 ? 0 : ends[leaves.begin - 1], ends[leaves.end - 1]};
+}
 
 void require(bool holds, const std::string& message) {
   if (!holds) throw std::invalid_argument(message);
@@ -63,8 +66,8 @@ void check_num_ranks(const ModelDims& dims, std::size_t num_ranks) {
           fmt::format("{} ranks are more than this model's {} attention leaves ({} query heads): 1 to {} ranks are possible", num_ranks,
                       leaves.attention_ends.size(), dims.num_heads, leaves.max_ranks()));
   require(num_ranks <= leaves.feed_forward_ends.size(),
-          fmt::format("{} ranks are more than this model's {} feed-forward leaves ({} inner columns): 1 to {} ranks are possible", num_ranks,
-                      leaves.feed_forward_ends.size(), dims.feed_forward, leaves.max_ranks()));
+          fmt::format("{} ranks are more than this model's {} feed-forward leaves ({} inner columns): 1 to {} ranks are possible",
+                      num_ranks, leaves.feed_forward_ends.size(), dims.feed_forward, leaves.max_ranks()));
 }
 
 Shard shard_of(const ModelDims& dims, std::size_t rank, std::size_t num_ranks) {
@@ -79,7 +82,8 @@ Shard shard_of(const ModelDims& dims, std::size_t rank, std::size_t num_ranks) {
   const std::size_t group = dims.num_heads / dims.num_kv_heads;
   shard.kv_heads = {shard.heads.begin / group, (shard.heads.end - 1) / group + 1};
   const Range segments = even_share(leaves.vocabulary_segments, rank, num_ranks);
-  shard.vocabulary = {std::min(segments.begin * kVocabularySegment, dims.vocabulary), std::min(segments.end * kVocabularySegment, dims.vocabulary)};
+  shard.vocabulary = {std::min(segments.begin * kVocabularySegment, dims.vocabulary),
+                      std::min(segments.end * kVocabularySegment, dims.vocabulary)};
   return shard;
 }
 
@@ -114,11 +118,12 @@ double imbalance(const ModelDims& dims, std::size_t num_ranks) { return largest_
 double weight_imbalance(const ModelDims& dims, std::size_t num_ranks) { return largest_over_even(dims, num_ranks, 1); }
 
 std::string describe_shards(const ModelDims& dims, std::size_t num_ranks) {
-  std::string text = fmt::format("{:>4}  {:>12}  {:>10}  {:>14}  {:>16}\n", "rank", "query heads", "KV heads", "inner columns", "vocabulary ids");
+  std::string text =
+      fmt::format("{:>4}  {:>12}  {:>10}  {:>14}  {:>16}\n", "rank", "query heads", "KV heads", "inner columns", "vocabulary ids");
   const auto range = [](Range r) { return r.size() == 0 ? std::string("none") : fmt::format("{}..{}", r.begin, r.end - 1); };
   for (const Shard& shard : all_shards(dims, num_ranks)) {
-    text += fmt::format("{:>4}  {:>12}  {:>10}  {:>14}  {:>16}\n", shard.rank, range(shard.heads), range(shard.kv_heads), range(shard.feed_forward),
-                        range(shard.vocabulary));
+    text += fmt::format("{:>4}  {:>12}  {:>10}  {:>14}  {:>16}\n", shard.rank, range(shard.heads), range(shard.kv_heads),
+                        range(shard.feed_forward), range(shard.vocabulary));
   }
   text += fmt::format("imbalance (largest share / even share): {:.3f} in a layer, {:.3f} with the LM head\n", imbalance(dims, num_ranks),
                       weight_imbalance(dims, num_ranks));

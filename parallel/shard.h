@@ -41,7 +41,8 @@ void check_num_ranks(const ModelDims& dims, std::size_t num_ranks);
 Shard shard_of(const ModelDims& dims, std::size_t rank, std::size_t num_ranks);
 std::vector<Shard> all_shards(const ModelDims& dims, std::size_t num_ranks);
 
-/// Largest share / even share of the matrix work of a layer: 1 is a perfect cut; the speed-up over one rank can be num_ranks / imbalance at most.
+/// Largest share / even share of the matrix work of a layer: 1 is a perfect cut; the speed-up over one rank can be num_ranks / imbalance at
+/// most.
 double imbalance(const ModelDims& dims, std::size_t num_ranks);
 /// The same over the weights that a token streams: layers and LM head.
 double weight_imbalance(const ModelDims& dims, std::size_t num_ranks);

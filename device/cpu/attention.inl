@@ -1,6 +1,6 @@
-// Attention of up to kQueryBlock queries that share a KV head, span after span. Scores: lanes are keys. Values: lanes are dims. Every sum is a chain of its own,
-// so how many queries, groups of keys or dims go together changes no bit.
-// Bytes moved: the keys and values of the spans, once a block of queries. Operations: 4 * head_dim a query and key.
+// Attention of up to kQueryBlock queries that share a KV head, span after span. Scores: lanes are keys. Values: lanes are dims. Every sum
+// is a chain of its own, so how many queries, groups of keys or dims go together changes no bit. Bytes moved: the keys and values of the
+// spans, once a block of queries. Operations: 4 * head_dim a query and key.
 
 constexpr std::size_t kGroups = kSpan / 16;  // groups of 16 keys of a span
 constexpr int kQueriesTogether = 4;
@@ -27,7 +27,8 @@ LOCKSTEP_INLINE KeyRange keys_of(const QueryBlock& block, std::size_t query, std
 }
 
 template <DType kType, int Q, int G>
-LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, const std::byte* const* keys, std::size_t head_dim, float* scores) {
+LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, const std::byte* const* keys, std::size_t head_dim,
+                                  float* scores) {
   Floats sums[Q][G];
   LOCKSTEP_UNROLL
   for (int q = 0; q < Q; ++q) {
@@ -78,7 +79,8 @@ LOCKSTEP_INLINE void soften(KeyRange range, float* scores, float& maximum, float
   sum = sum_lanes(total);
 }
 
-/// Adds p * v of the keys [from, to) to dims [dim, dim + 16 * C) of Q queries. Reads up to 15 dims behind head_dim: of the next key, or of the pad of the cache.
+/// Adds p * v of the keys [from, to) to dims [dim, dim + 16 * C) of Q queries. Reads up to 15 dims behind head_dim: of the next key, or of
+/// the pad of the cache.
 template <DType kType, int Q, int C>
 LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std::uint32_t to, std::size_t head_dim, std::size_t dim,
                                 const float* probabilities, float* sums, std::size_t stride) {
@@ -111,8 +113,8 @@ LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std:
 }
 
 template <DType kType, int Q>
-LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std::uint32_t to, std::size_t head_dim, const float* probabilities,
-                                float* sums, std::size_t stride) {
+LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std::uint32_t to, std::size_t head_dim,
+                                const float* probabilities, float* sums, std::size_t stride) {
   constexpr int kTogether = kAccumulators >= 16 ? 4 : Q == 1 ? 4 : Q == 2 ? 2 : 1;
   if (from >= to) return;
   std::size_t dim = 0;
@@ -124,8 +126,8 @@ LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std:
 
 /// Q queries over one span: leaves value sums, maximum, sum of p and the flag of each at `out` (`stride` floats apart).
 template <DType kType, int Q>
-LOCKSTEP_NOINLINE void attend_span(const QueryBlock& block, std::size_t query, const SpanPlace& place, const KeyRange* ranges, std::size_t head_dim,
-                                   float* scores, float* out, std::size_t stride) {
+LOCKSTEP_NOINLINE void attend_span(const QueryBlock& block, std::size_t query, const SpanPlace& place, const KeyRange* ranges,
+                                   std::size_t head_dim, float* scores, float* out, std::size_t stride) {
   const std::size_t padded = round_up_16(head_dim);
   std::uint32_t first = kSpan, end = 0, common_from = 0, common_to = kSpan;
   for (int q = 0; q < Q; ++q) {
@@ -190,8 +192,8 @@ void finish_state(const float* state, std::size_t head_dim, float* out) {
 }
 
 template <DType kType>
-LOCKSTEP_INLINE void attend_type(const CacheView& cache, const QueryBlock& block, std::size_t first_span, std::size_t end_span, float* states,
-                                 std::size_t state_stride, std::size_t span_stride, float* scratch) {
+LOCKSTEP_INLINE void attend_type(const CacheView& cache, const QueryBlock& block, std::size_t first_span, std::size_t end_span,
+                                 float* states, std::size_t state_stride, std::size_t span_stride, float* scratch) {
   constexpr std::size_t kElement = kType == DType::kF32 ? 4 : 2;
   const std::size_t head_dim = cache.head_dim, padded = round_up_16(head_dim);
   float* scores = scratch;
@@ -207,7 +209,8 @@ LOCKSTEP_INLINE void attend_type(const CacheView& cache, const QueryBlock& block
       const std::size_t position = span * kSpan + 16 * g;
       if (position > last_position) break;  // the block table ends there
       const std::size_t offset = position % cache.block_size;
-      const std::byte* head = cache.cache + block.block_table[position / cache.block_size] * cache.block_bytes + block.kv_head * cache.head_bytes;
+      const std::byte* head =
+          cache.cache + block.block_table[position / cache.block_size] * cache.block_bytes + block.kv_head * cache.head_bytes;
       place.keys[g] = head + offset * head_dim * kElement;
       place.values[g] = head + cache.value_offset + offset * head_dim * kElement;
     }
@@ -249,8 +252,8 @@ void attend(const CacheView& cache, const QueryBlock& block, std::size_t first, 
 }
 
 template <class Element>
-LOCKSTEP_INLINE void place_key_and_value(std::byte* head, std::size_t value_offset, std::size_t head_dim, std::size_t offset, const Element* key,
-                                         const Element* value) {
+LOCKSTEP_INLINE void place_key_and_value(std::byte* head, std::size_t value_offset, std::size_t head_dim, std::size_t offset,
+                                         const Element* key, const Element* value) {
   Element* keys = reinterpret_cast<Element*>(head) + offset / 16 * 16 * head_dim + offset % 16;
   for (std::size_t d = 0; d < head_dim; ++d) keys[d * 16] = key[d];
   __builtin_memcpy(head + value_offset + offset * head_dim * sizeof(Element), value, head_dim * sizeof(Element));

@@ -1,6 +1,6 @@
-// Matrix products over packed panels. A tile is P panels x T tokens; its sums stay in registers over a whole leaf. Lanes are output rows, so the order of every
-// sum is the same for each P and T, and the choice of the tile changes no bit.
-// Bytes moved per call: the panels once per kTokenBlock tokens. Operations: 2 * rows * columns * tokens.
+// Matrix products over packed panels. A tile is P panels x T tokens; its sums stay in registers over a whole leaf. Lanes are output rows,
+// so the order of every sum is the same for each P and T, and the choice of the tile changes no bit. Bytes moved per call: the panels once
+// per kTokenBlock tokens. Operations: 2 * rows * columns * tokens.
 
 constexpr std::size_t panel_block_bytes(DType dtype) {  // of 16 rows x 32 columns
   return dtype == DType::kQ8_0 ? 16 * 34 : dtype == DType::kQ4_0 ? 16 * 18 : 16 * 20;
@@ -23,7 +23,8 @@ LOCKSTEP_INLINE Floats load_weights(const std::byte* p, std::size_t element) {
   return load_bfloat16(halves);
 }
 
-/// Where a tile stands. Floats: `weights` is the record of k = 0 of its first panel, `row_stride` the rows of a record. Blocks: panel p is p * panel_bytes on.
+/// Where a tile stands. Floats: `weights` is the record of k = 0 of its first panel, `row_stride` the rows of a record. Blocks: panel p is
+/// p * panel_bytes on.
 struct TilePlace {
   const std::byte* weights;
   std::size_t row_stride;
@@ -72,7 +73,8 @@ LOCKSTEP_INLINE void q8_body(const LinearArgs& args, const TilePlace& at, std::s
       }
       LOCKSTEP_UNROLL
       for (int t = 0; t < T; ++t) {
-        const Ints value = splat_int(load_i32(x + static_cast<std::size_t>(t) * in.stride + block * 32 + static_cast<std::size_t>(quad) * 4));
+        const Ints value =
+            splat_int(load_i32(x + static_cast<std::size_t>(t) * in.stride + block * 32 + static_cast<std::size_t>(quad) * 4));
         LOCKSTEP_UNROLL
         for (int p = 0; p < P; ++p) dots[p][t] = q8_dot(dots[p][t], w[p], prepared[p], value);
       }
@@ -217,12 +219,12 @@ LOCKSTEP_NOINLINE void tile(const LinearArgs& args, const TilePlace& at) {
   }
 }
 
-/// A batch of tokens walks over a wide panel in steps of some columns, so that the weights are read in order and then stay in the nearest cache until every token
-/// has seen them. Between the steps the sums wait in memory.
+/// A batch of tokens walks over a wide panel in steps of some columns, so that the weights are read in order and then stay in the nearest
+/// cache until every token has seen them. Between the steps the sums wait in memory.
 struct Step {
-  std::size_t from, to;     // columns
+  std::size_t from, to;  // columns
   bool begins_leaf, ends_leaf;
-  std::uint32_t merges;     // when the leaf ends
+  std::uint32_t merges;  // when the leaf ends
   bool ends_root;
   std::size_t depth, root;  // sums that are open below; the next root
   std::size_t token, row;   // the first ones of the token block and of the wide panel
@@ -319,7 +321,8 @@ LOCKSTEP_INLINE void float_step(const LinearArgs& args, TilePlace at, std::size_
 }
 
 template <DType kType>
-LOCKSTEP_INLINE void float_panel(const LinearArgs& args, const TilePlace& at, std::size_t width, std::size_t from, std::size_t to, float* sums) {
+LOCKSTEP_INLINE void float_panel(const LinearArgs& args, const TilePlace& at, std::size_t width, std::size_t from, std::size_t to,
+                                 float* sums) {
   constexpr std::size_t kColumns = 128;  // of a step: 32 KiB of fp32 weights
   std::size_t begin = 0, depth = 0, root = 0;
   for (std::size_t i = 0; i < args.num_leaves; ++i) {

@@ -12,9 +12,10 @@ LOCKSTEP_INLINE float sum_lanes(Floats a) {
   return v[0];
 }
 
-/// e^x to about one unit in the last place: x = n ln 2 + r, a polynomial in r, and 2^n in two factors so that subnormal results come out too.
+/// e^x to about one unit in the last place: x = n ln 2 + r, a polynomial in r, and 2^n in two factors so that subnormal results come out
+/// too.
 LOCKSTEP_INLINE Floats exp_of(Floats x) {
-  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
+  const Floats magic = splat(12582912.0f);              // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
   x = max_of(splat(-104.0f), min_of(splat(89.0f), x));  // NaN is the second operand and stays
   const Floats shifted = fma(x, splat(1.44269504f), magic);
   const Floats n = sub(shifted, magic);
@@ -179,7 +180,8 @@ void rotate(const float* x, std::size_t head_dim, const float* cosines, const fl
 LOCKSTEP_INLINE void store_bfloat16(std::uint16_t* p, Floats a) {
   const Ints b = bits(a);
   const Ints rounded = add(add(b, splat_int(0x7FFF)), bit_and(shift_right<16>(b), splat_int(1)));
-  // NaN: the quiet bit, so that cutting the payload does not make it an infinity. (magnitude > inf) as an all-ones mask: inf - magnitude is negative.
+  // NaN: the quiet bit, so that cutting the payload does not make it an infinity. (magnitude > inf) as an all-ones mask: inf - magnitude is
+  // negative.
   const Ints is_nan = shift_right_signed<31>(sub(splat_int(0x7F800000), bit_and(b, splat_int(0x7FFFFFFF))));
   const Ints quiet = add(bit_xor(bit_and(b, splat_int(0x400000)), splat_int(0x400000)), b);
   const Ints chosen = bit_xor(rounded, bit_and(is_nan, bit_xor(rounded, quiet)));

@@ -33,7 +33,9 @@ LOCKSTEP_INLINE void store_ints(std::int32_t* p, Ints x) { _mm512_storeu_si512(p
 LOCKSTEP_INLINE void store_low16(std::uint16_t* p, Ints x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xFFFF, x.a));
 }
-LOCKSTEP_INLINE void store_low8(std::int8_t* p, Ints x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(0xFFFF, x.a)); }
+LOCKSTEP_INLINE void store_low8(std::int8_t* p, Ints x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(0xFFFF, x.a));
+}
 LOCKSTEP_INLINE Ints load_u16(const std::uint16_t* p) {
   return {_mm512_maskz_cvtepu16_epi32(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }

@@ -13,7 +13,7 @@ struct Ints {
 };
 
 constexpr bool kQ8Offset = false;
-constexpr int kAccumulators = 4;    // vectors of 16 that a tile may hold
+constexpr int kAccumulators = 4;  // vectors of 16 that a tile may hold
 
 LOCKSTEP_INLINE std::uint32_t lane_bits(float x) { return __builtin_bit_cast(std::uint32_t, x); }
 LOCKSTEP_INLINE float lane_float(std::uint32_t x) { return __builtin_bit_cast(float, x); }
@@ -41,11 +41,11 @@ LOCKSTEP_INLINE Floats fma(Floats a, Floats b, Floats c) {
   LOCKSTEP_LANES r.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
   return r;
 }
-#define LOCKSTEP_BINARY(name, expression)        \
+#define LOCKSTEP_BINARY(name, expression)           \
   LOCKSTEP_INLINE Floats name(Floats a, Floats b) { \
-    Floats r;                                    \
-    LOCKSTEP_LANES r.v[i] = expression;          \
-    return r;                                    \
+    Floats r;                                       \
+    LOCKSTEP_LANES r.v[i] = expression;             \
+    return r;                                       \
   }
 LOCKSTEP_BINARY(add, a.v[i] + b.v[i])
 LOCKSTEP_BINARY(sub, a.v[i] - b.v[i])
@@ -91,13 +91,13 @@ LOCKSTEP_INLINE Floats to_floats(Ints a) {
   LOCKSTEP_LANES r.v[i] = static_cast<float>(a.v[i]);
   return r;
 }
-#define LOCKSTEP_BINARY(name, expression)                                                                   \
-  LOCKSTEP_INLINE Ints name(Ints a, Ints b) {                                                               \
-    LOCKSTEP_LANES {                                                                                        \
-      const std::uint32_t x = static_cast<std::uint32_t>(a.v[i]), y = static_cast<std::uint32_t>(b.v[i]);   \
-      a.v[i] = static_cast<std::int32_t>(expression);                                                       \
-    }                                                                                                       \
-    return a;                                                                                               \
+#define LOCKSTEP_BINARY(name, expression)                                                                 \
+  LOCKSTEP_INLINE Ints name(Ints a, Ints b) {                                                             \
+    LOCKSTEP_LANES {                                                                                      \
+      const std::uint32_t x = static_cast<std::uint32_t>(a.v[i]), y = static_cast<std::uint32_t>(b.v[i]); \
+      a.v[i] = static_cast<std::int32_t>(expression);                                                     \
+    }                                                                                                     \
+    return a;                                                                                             \
   }
 LOCKSTEP_BINARY(add, x + y)
 LOCKSTEP_BINARY(sub, x - y)

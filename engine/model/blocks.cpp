@@ -86,14 +86,16 @@ void GraphBuilder::head(ValueId x, const std::string& norm_module, const std::st
   norm.output = h;
   norm.weights = {tensor({norm_module + ".weight", 0, spec_.hidden_size})};
   norm.tap = "final_norm";
-  linear(h, value("logits", Width::kVocabulary), {{head_module, spec_.vocab_size, spec_.hidden_size, ShardKind::kVocabularyRows}}, false, after_layers);
+  linear(h, value("logits", Width::kVocabulary), {{head_module, spec_.vocab_size, spec_.hidden_size, ShardKind::kVocabularyRows}}, false,
+         after_layers);
 }
 
 void GraphBuilder::linear(ValueId in, ValueId out, const std::vector<Projection>& projections, bool bias, std::size_t layer) {
   std::vector<parallel::TensorId> weights;
   std::vector<parallel::TensorId> biases;
   for (const Projection& projection : projections) {
-    weights.push_back(tensor({projection.module + ".weight", projection.rows, projection.columns, projection.shard, projection.rotary_rows}));
+    weights.push_back(
+        tensor({projection.module + ".weight", projection.rows, projection.columns, projection.shard, projection.rotary_rows}));
     if (bias) biases.push_back(tensor({projection.module + ".bias", 0, projection.rows, projection.shard, projection.rotary_rows}));
   }
   parallel::Node& product = node(Op::kLinear, layer);
@@ -114,14 +116,15 @@ void GraphBuilder::add(ValueId x, ValueId delta, const std::string& bias_module,
 }
 
 parallel::TensorId GraphBuilder::tensor(parallel::TensorDecl tensor) {
-  const auto known =
-      std::find_if(graph_.tensors.begin(), graph_.tensors.end(), [&](const parallel::TensorDecl& candidate) { return candidate.name == tensor.name; });
+  const auto known = std::find_if(graph_.tensors.begin(), graph_.tensors.end(),
+                                  [&](const parallel::TensorDecl& candidate) { return candidate.name == tensor.name; });
   if (known != graph_.tensors.end()) return static_cast<parallel::TensorId>(known - graph_.tensors.begin());
   return graph_.add_tensor(std::move(tensor));
 }
 
 GraphBuilder::ValueId GraphBuilder::value(const std::string& name, Width width) {
-  const auto known = std::find_if(graph_.values.begin(), graph_.values.end(), [&](const parallel::Value& candidate) { return candidate.name == name; });
+  const auto known =
+      std::find_if(graph_.values.begin(), graph_.values.end(), [&](const parallel::Value& candidate) { return candidate.name == name; });
   if (known != graph_.values.end()) return static_cast<ValueId>(known - graph_.values.begin());
   return graph_.add_value(name, width);
 }

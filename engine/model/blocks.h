@@ -8,8 +8,8 @@
 
 namespace lockstep::engine {
 
-/// Builds a graph block by block. A family is a sequence of calls of this (see llama.cpp); what it can not say belongs here, as a block, not into a family.
-/// Modules are named as in Hugging Face files, without ".weight": those are the canonical names of tensors.
+/// Builds a graph block by block. A family is a sequence of calls of this (see llama.cpp); what it can not say belongs here, as a block,
+/// not into a family. Modules are named as in Hugging Face files, without ".weight": those are the canonical names of tensors.
 class GraphBuilder {
  public:
   using ValueId = parallel::ValueId;
@@ -39,7 +39,8 @@ class GraphBuilder {
     bool rotary_rows = false;
   };
   void linear(ValueId in, ValueId out, const std::vector<Projection>& projections, bool bias, std::size_t layer);
-  void add(ValueId x, ValueId delta, const std::string& bias_module, std::size_t layer, const std::string& tap_delta, const std::string& tap_sum);
+  void add(ValueId x, ValueId delta, const std::string& bias_module, std::size_t layer, const std::string& tap_delta,
+           const std::string& tap_sum);
   parallel::TensorId tensor(parallel::TensorDecl tensor);
   ValueId value(const std::string& name, parallel::Width width);
   parallel::Node& node(parallel::Op op, std::size_t layer);

@@ -8,7 +8,8 @@ namespace {
 
 constexpr std::array<Family, 1> kFamilies{{{"llama", build_llama, llama_modules}}};
 
-/// The digits of `name` that stand where `pattern` has {}; npos-free: nullopt-like empty view with `matches` false where they differ elsewhere.
+/// The digits of `name` that stand where `pattern` has {}; npos-free: nullopt-like empty view with `matches` false where they differ
+/// elsewhere.
 bool match(std::string_view pattern, std::string_view name, std::string_view& layer) {
   const std::size_t hole = pattern.find("{}");
   if (hole == std::string_view::npos) return pattern == name;

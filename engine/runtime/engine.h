@@ -9,11 +9,13 @@
 
 namespace lockstep::engine {
 
-/// What the caller on rank 0 drives: submit requests, step until idle. The other ranks serve in Worker. Coordinator implements it; tests give a fake.
+/// What the caller on rank 0 drives: submit requests, step until idle. The other ranks serve in Worker. Coordinator implements it; tests
+/// give a fake.
 class Engine {
  public:
   virtual ~Engine() = default;
-  /// Takes a request in; it is an error of the caller if the prompt is empty or leaves no room for one token (limits() says). `done` is called from step().
+  /// Takes a request in; it is an error of the caller if the prompt is empty or leaves no room for one token (limits() says). `done` is
+  /// called from step().
   virtual void submit(Request request, OnCompletion done) = 0;
   /// Runs one step over all ranks. False if there was nothing to do.
   virtual bool step() = 0;
@@ -30,7 +32,7 @@ class Engine {
 
   struct Counters {
     std::uint64_t steps = 0;
-    std::uint64_t prompt_tokens = 0;     // computed, recomputation after a preemption included
+    std::uint64_t prompt_tokens = 0;  // computed, recomputation after a preemption included
     std::uint64_t generated_tokens = 0;
     std::uint64_t preemptions = 0;
     std::uint64_t finished_requests = 0;

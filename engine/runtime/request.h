@@ -15,8 +15,8 @@ using RequestId = std::uint64_t;
 
 /// One prompt to continue, as the coordinator takes it: checked, tokenized, with a seed.
 struct Request {
-  RequestId id = 0;               // the caller's; unique among the requests in flight
-  std::vector<TokenId> prompt;    // at least one
+  RequestId id = 0;             // the caller's; unique among the requests in flight
+  std::vector<TokenId> prompt;  // at least one
   SamplingParams sampling;
 };
 
@@ -24,15 +24,15 @@ enum class FinishReason : std::uint8_t { kStop, kLength, kError };
 
 struct TokenLogprob {
   TokenId token = 0;
-  float logprob = 0.0f;                           // natural logarithm, log-softmax of the unprocessed logits
-  std::vector<std::pair<TokenId, float>> top;     // best first
+  float logprob = 0.0f;                        // natural logarithm, log-softmax of the unprocessed logits
+  std::vector<std::pair<TokenId, float>> top;  // best first
 };
 
 /// One finished choice of a request.
 struct Choice {
   std::uint32_t index = 0;
-  std::vector<TokenId> tokens;         // generated; an EOS or stop token that ended it is included
-  std::string text;                    // special tokens skipped, cut before a stop string
+  std::vector<TokenId> tokens;  // generated; an EOS or stop token that ended it is included
+  std::string text;             // special tokens skipped, cut before a stop string
   FinishReason finish_reason = FinishReason::kLength;
   std::string error;                   // for kError: why, in one sentence
   std::vector<TokenLogprob> logprobs;  // one a token, if asked for

@@ -31,9 +31,11 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
       communicator_(communicator),
       angles_(rotary_angles(rope, options.max_positions)),
       rotary_{angles_.cosines, angles_.sines, rope.rotary_dim} {
-  if (static_cast<std::size_t>(communicator.size()) != graph_.shard.num_ranks || static_cast<std::size_t>(communicator.rank()) != graph_.shard.rank) {
-    throw std::invalid_argument("runner: the plan is for rank " + std::to_string(graph_.shard.rank) + " of " + std::to_string(graph_.shard.num_ranks) +
-                                ", the communicator is rank " + std::to_string(communicator.rank()) + " of " + std::to_string(communicator.size()));
+  if (static_cast<std::size_t>(communicator.size()) != graph_.shard.num_ranks ||
+      static_cast<std::size_t>(communicator.rank()) != graph_.shard.rank) {
+    throw std::invalid_argument("runner: the plan is for rank " + std::to_string(graph_.shard.rank) + " of " +
+                                std::to_string(graph_.shard.num_ranks) + ", the communicator is rank " +
+                                std::to_string(communicator.rank()) + " of " + std::to_string(communicator.size()));
   }
   const parallel::Shard& mine = graph_.shard;
   const std::size_t group = graph_.dims.num_heads / graph_.dims.num_kv_heads;
@@ -81,8 +83,8 @@ void Runner::run(const StepPlan& plan, StepResult& result) {
   check_blocks(plan.batch, options_.kv.block_size, options_.kv.num_blocks);
   if (plan.batch.num_tokens() > options_.max_tokens || plan.batch.logit_rows.size() > options_.max_logit_rows) {
     throw std::runtime_error("runner: a step of " + std::to_string(plan.batch.num_tokens()) + " tokens and " +
-                             std::to_string(plan.batch.logit_rows.size()) + " logit rows; there is room for " + std::to_string(options_.max_tokens) +
-                             " and " + std::to_string(options_.max_logit_rows));
+                             std::to_string(plan.batch.logit_rows.size()) + " logit rows; there is room for " +
+                             std::to_string(options_.max_tokens) + " and " + std::to_string(options_.max_logit_rows));
   }
   StepContext step{plan.batch, plan.sequence, plan.batch.num_tokens()};
   result.tops.clear();
@@ -111,9 +113,12 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
     case RankOp::kRmsNorm: device_.rms_norm(input(), step.rows, vector_of(node), graph_.rms_norm_eps, output()); return;
     case RankOp::kConvert: device_.convert(input(), step.rows, output()); return;
     case RankOp::kLinear:
-      if (shard_.weights[node.weight]) device_.linear(input(), step.rows, *shard_.weights[node.weight], vector_of(node), output(), node.out_column);
+      if (shard_.weights[node.weight])
+        device_.linear(input(), step.rows, *shard_.weights[node.weight], vector_of(node), output(), node.out_column);
       return;
-    case RankOp::kRotateAndAppend: device_.rotate_and_append(input(), step.batch, attention_, rotary_.rotary_dim > 0 ? &rotary_ : nullptr, *kv_, node.layer); return;
+    case RankOp::kRotateAndAppend:
+      device_.rotate_and_append(input(), step.batch, attention_, rotary_.rotary_dim > 0 ? &rotary_ : nullptr, *kv_, node.layer);
+      return;
     case RankOp::kAttention: device_.attention(input(), step.batch, attention_, *kv_, node.layer, output()); return;
     case RankOp::kSwiglu: device_.swiglu(input(), step.rows, output()); return;
     case RankOp::kAllReduce:
@@ -130,24 +135,28 @@ void Runner::embed(const RankNode& node, const device::StepBatch& batch) {
   own_rows_.clear();
   for (const std::int32_t id : batch.token_ids) {
     const auto unsigned_id = static_cast<std::size_t>(id);
-    if (id < 0 || unsigned_id >= graph_.dims.vocabulary) throw std::runtime_error("runner: token id " + std::to_string(id) + " is not in the vocabulary");
+    if (id < 0 || unsigned_id >= graph_.dims.vocabulary)
+      throw std::runtime_error("runner: token id " + std::to_string(id) + " is not in the vocabulary");
     if (unsigned_id >= mine.begin && unsigned_id < mine.end) own_rows_.push_back(static_cast<std::int32_t>(unsigned_id - mine.begin));
   }
   if (!own_rows_.empty()) device_.embed(*shard_.weights[node.weight], own_rows_, values_[node.output]);
 }
 
-/// Every rank has embedded the tokens whose rows it holds, in the order of the step. All ranks know all token ids, so each knows who has what.
+/// Every rank has embedded the tokens whose rows it holds, in the order of the step. All ranks know all token ids, so each knows who has
+/// what.
 void Runner::gather_embedding(const RankNode& node, const device::StepBatch& batch) {
   const std::vector<parallel::Range>& shares = graph_.vocabulary_shares;
   const auto owner_of = [&](std::int32_t id) {
-    const auto behind = std::upper_bound(shares.begin(), shares.end(), static_cast<std::size_t>(id), [](std::size_t value, parallel::Range share) { return value < share.end; });
+    const auto behind = std::upper_bound(shares.begin(), shares.end(), static_cast<std::size_t>(id),
+                                         [](std::size_t value, parallel::Range share) { return value < share.end; });
     return static_cast<std::size_t>(behind - shares.begin());
   };
   const std::size_t row_bytes = graph_.dims.hidden * sizeof(float);
   bytes_per_rank_.assign(shares.size(), 0);
   for (const std::int32_t id : batch.token_ids) bytes_per_rank_[owner_of(id)] += row_bytes;
   std::vector<std::uint32_t> next(shares.size(), 0);  // row of the rank's next token in the gathered rows
-  for (std::size_t rank = 1; rank < shares.size(); ++rank) next[rank] = next[rank - 1] + static_cast<std::uint32_t>(bytes_per_rank_[rank - 1] / row_bytes);
+  for (std::size_t rank = 1; rank < shares.size(); ++rank)
+    next[rank] = next[rank - 1] + static_cast<std::uint32_t>(bytes_per_rank_[rank - 1] / row_bytes);
   token_order_.clear();
   for (const std::int32_t id : batch.token_ids) token_order_.push_back(next[owner_of(id)]++);
 

@@ -23,8 +23,8 @@ struct RunnerOptions {
   device::KvCacheSpec kv;          // layers, heads and head size are filled in from the plan
 };
 
-/// Walks one rank's graph for each step: compute nodes go to the device, collective nodes to the communicator. It knows no model, no device and no transport.
-/// Memory for all activations is taken once, at construction.
+/// Walks one rank's graph for each step: compute nodes go to the device, collective nodes to the communicator. It knows no model, no device
+/// and no transport. Memory for all activations is taken once, at construction.
 class Runner final : public StepRunner {
  public:
   /// Sees the named values of a step ("layer.0.attn_out"; the names of Node::tap): [rows, columns] fp32.

@@ -19,9 +19,9 @@ struct SamplingParams {
   std::uint32_t n = 1;              // choices; choice i draws from (seed, i, position)
   std::uint32_t max_tokens = 16;    // generated tokens at most
   bool ignore_eos = false;
-  std::vector<std::string> stop;    // texts that end the generation; not part of the answer
+  std::vector<std::string> stop;             // texts that end the generation; not part of the answer
   std::vector<std::int32_t> stop_token_ids;  // end it as EOS does
-  std::int32_t logprobs = -1;       // -1: none; n: the sampled token's and the n best, from the unprocessed logits
+  std::int32_t logprobs = -1;                // -1: none; n: the sampled token's and the n best, from the unprocessed logits
   bool greedy() const { return temperature == 0.0f || top_k == 1; }
 };
 

@@ -16,7 +16,8 @@ class ShardLoader {
       : graph_(graph), spec_(spec), family_(family_of(spec.architecture)), source_(source) {}
 
   /// Rows [first, first + count) of the stacked pieces, as `dtype`.
-  void read_stacked(const std::vector<WeightPiece>& pieces, device::DType dtype, std::size_t first, std::size_t count, std::span<std::byte> to) const {
+  void read_stacked(const std::vector<WeightPiece>& pieces, device::DType dtype, std::size_t first, std::size_t count,
+                    std::span<std::byte> to) const {
     std::size_t piece_begin = 0;
     std::size_t written = 0;
     for (const WeightPiece& piece : pieces) {
@@ -93,7 +94,8 @@ void bind_tensors(parallel::Graph& graph, const ModelSpec& spec, const WeightSou
     const std::array<std::size_t, 2> shape{tensor.rows, tensor.columns};
     const auto wanted = std::span(shape).subspan(tensor.is_vector() ? 1 : 0);
     const StoredTensor& stored = source.require(stored_name(family, spec.naming, tensor.name), wanted);
-    const bool row_parallel = tensor.shard == parallel::ShardKind::kAttentionColumns || tensor.shard == parallel::ShardKind::kFeedForwardColumns;
+    const bool row_parallel =
+        tensor.shard == parallel::ShardKind::kAttentionColumns || tensor.shard == parallel::ShardKind::kFeedForwardColumns;
     if (row_parallel && device::info(stored.dtype).block_quantised()) graph.dims.block_quantised = true;
     tensor.dtype = tensor.is_vector() || expand ? device::DType::kF32 : stored.dtype;
   }

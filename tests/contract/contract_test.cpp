@@ -1,6 +1,6 @@
-// The numeric contract, by equality of bytes: whole output files and dumped logits do not depend on ranks, threads, the number of sequences computed together,
-// prefill chunks, instruction set, preemption, or a stop in the middle and a resume, also on fewer ranks. pairwise.csv holds rows in which each pair of values
-// occurs; LOCKSTEP_CONTRACT=full runs the whole product instead (scripts/contract.sh).
+// The numeric contract, by equality of bytes: whole output files and dumped logits do not depend on ranks, threads, the number of sequences
+// computed together, prefill chunks, instruction set, preemption, or a stop in the middle and a resume, also on fewer ranks. pairwise.csv
+// holds rows in which each pair of values occurs; LOCKSTEP_CONTRACT=full runs the whole product instead (scripts/contract.sh).
 
 #include <algorithm>
 #include <atomic>
@@ -70,7 +70,8 @@ std::vector<Row> pairwise_rows() {
 
 /// The whole product, for one type of weights and one of the cache (what is equal is then all that may not matter).
 std::vector<Row> all_rows() {
-  std::vector<Row> rows{{{"weights", environment("LOCKSTEP_CONTRACT_WEIGHTS", "Q4_1")}, {"kv", environment("LOCKSTEP_CONTRACT_KV", "F16")}}};
+  std::vector<Row> rows{
+      {{"weights", environment("LOCKSTEP_CONTRACT_WEIGHTS", "Q4_1")}, {"kv", environment("LOCKSTEP_CONTRACT_KV", "F16")}}};
   for (const auto& [axis, values] : kAxes) {
     if (rows.front().contains(axis)) continue;
     std::vector<Row> longer;
@@ -107,10 +108,23 @@ void write_requests(const fs::path& path) {
     switch (i % 6) {
       case 0: line["temperature"] = 0; break;
       case 1: line["top_p"] = 0.9; break;
-      case 2: line["n"] = 2; line["top_k"] = 20; break;
-      case 3: line["repetition_penalty"] = 1.2; line["presence_penalty"] = 0.5; line["min_p"] = 0.01; break;
-      case 4: line["temperature"] = 0; if (!line.contains("messages")) line["logprobs"] = 3; break;
-      default: line["stop"] = {"e", "qu"}; line["seed"] = i; break;
+      case 2:
+        line["n"] = 2;
+        line["top_k"] = 20;
+        break;
+      case 3:
+        line["repetition_penalty"] = 1.2;
+        line["presence_penalty"] = 0.5;
+        line["min_p"] = 0.01;
+        break;
+      case 4:
+        line["temperature"] = 0;
+        if (!line.contains("messages")) line["logprobs"] = 3;
+        break;
+      default:
+        line["stop"] = {"e", "qu"};
+        line["seed"] = i;
+        break;
     }
     file << line.dump() << '\n';
   }
@@ -159,12 +173,13 @@ class Contract : public testing::Test {
       options.start_time = 1'700'000'000;
       options.max_in_flight = 2 * setup.session.max_num_seqs;
       options.model_hash = session.model().model_hash;
-      const engine::BatchModel model{.engine = session.engine(),
-                                     .tokenizer = session.tokenizer(),
-                                     .render_chat = [&](const nlohmann::ordered_json& variables, std::int64_t now) { return chat_template.render(variables, now); },
-                                     .defaults = {},
-                                     .name = "tiny",
-                                     .system_fingerprint = "contract"};
+      const engine::BatchModel model{
+          .engine = session.engine(),
+          .tokenizer = session.tokenizer(),
+          .render_chat = [&](const nlohmann::ordered_json& variables, std::int64_t now) { return chat_template.render(variables, now); },
+          .defaults = {},
+          .name = "tiny",
+          .system_fingerprint = "contract"};
       std::atomic<bool> stop{false};
       engine::BatchHooks hooks;
       hooks.stop = &stop;
@@ -200,12 +215,19 @@ class Contract : public testing::Test {
     return outcome;
   }
 
-  /// One rank, one thread, everything at once, best instruction set: what all other ways must equal. Weights and KV type are part of the computation.
+  /// One rank, one thread, everything at once, best instruction set: what all other ways must equal. Weights and KV type are part of the
+  /// computation.
   const Outcome& baseline(const Row& row) {
     const auto [found, fresh] = baselines_.try_emplace(row.at("weights") + "/" + row.at("kv"));
     if (fresh) {
       Row plain = row;
-      for (const auto& [axis, value] : Row{{"ranks", "1"}, {"threads", "1"}, {"sequences", "32"}, {"chunk", "512"}, {"isa", "avx512vnni"}, {"preempt", "no"}, {"resume", "no"}}) {
+      for (const auto& [axis, value] : Row{{"ranks", "1"},
+                                           {"threads", "1"},
+                                           {"sequences", "32"},
+                                           {"chunk", "512"},
+                                           {"isa", "avx512vnni"},
+                                           {"preempt", "no"},
+                                           {"resume", "no"}}) {
         plain[axis] = value;
       }
       found->second = run(plain);

@@ -1,5 +1,6 @@
-// Rows of the numeric contract on the example model, by the program itself over real ranks: whole output files and dumped logits are the same bytes; and its
-// logits and greedy tokens against the reference. LOCKSTEP_EXAMPLE_MODEL names the GGUF file (scripts/fetch-model.sh; scripts/test.sh sets it).
+// Rows of the numeric contract on the example model, by the program itself over real ranks: whole output files and dumped logits are the
+// same bytes; and its logits and greedy tokens against the reference. LOCKSTEP_EXAMPLE_MODEL names the GGUF file (scripts/fetch-model.sh;
+// scripts/test.sh sets it).
 #include <cstdlib>
 #include <fstream>
 
@@ -43,15 +44,28 @@ class ExampleModel : public testing::Test {
     } else {
       unsetenv("LOCKSTEP_ISA");
     }
-    const Arguments common{"-m", model_, "-tp", std::to_string(row.ranks), "--threads", std::to_string(row.threads), "--max-num-seqs", std::to_string(row.max_num_seqs),
-                           "--max-prefill-chunk", std::to_string(row.chunk), "--debug-preempt-every", std::to_string(row.preempt_every), "--kv-cache-memory", "128MiB"};
+    const Arguments common{"-m",
+                           model_,
+                           "-tp",
+                           std::to_string(row.ranks),
+                           "--threads",
+                           std::to_string(row.threads),
+                           "--max-num-seqs",
+                           std::to_string(row.max_num_seqs),
+                           "--max-prefill-chunk",
+                           std::to_string(row.chunk),
+                           "--debug-preempt-every",
+                           std::to_string(row.preempt_every),
+                           "--kv-cache-memory",
+                           "128MiB"};
     arguments.insert(arguments.begin(), LOCKSTEP_PROGRAM);
     arguments.insert(arguments.end(), common.begin(), common.end());
     Process job(arguments, output);
     ASSERT_EQ(job.wait(std::chrono::minutes(4)), 0) << job.log();
   }
 
-  const std::vector<Row> rows_{{1, 2, "", 64, 512, 0}, {1, 1, "avx2", 1, 16, 0}, {2, 1, "", 8, 512, 5}, {3, 1, "avx2", 64, 7, 0}, {9, 1, "", 64, 512, 0}};
+  const std::vector<Row> rows_{
+      {1, 2, "", 64, 512, 0}, {1, 1, "avx2", 1, 16, 0}, {2, 1, "", 8, 512, 5}, {3, 1, "avx2", 64, 7, 0}, {9, 1, "", 64, 512, 0}};
 
  private:
   test::TemporaryFolder folder_;

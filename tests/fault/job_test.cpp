@@ -117,7 +117,8 @@ TEST_F(Faults, AKilledRankIsNamedAndTheJobResumes) {
   const int rank = rank_of(victim);
   kill(victim, SIGKILL);
   EXPECT_EQ(job.wait(milliseconds(2000)), 1);
-  EXPECT_THAT(job.log(), HasSubstr(fmt::format("rank {} died (", rank)));  // and where, as it last told: that may be a tenth of a second old
+  EXPECT_THAT(job.log(),
+              HasSubstr(fmt::format("rank {} died (", rank)));  // and where, as it last told: that may be a tenth of a second old
   EXPECT_THAT(job.log(), HasSubstr("where the ranks stood: rank 0: "));
   EXPECT_THAT(job.processes(), IsEmpty());
   expect_resumes_to_the_same_bytes("2");

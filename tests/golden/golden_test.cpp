@@ -1,5 +1,5 @@
-// Logits, hidden states and greedy tokens of small models against the reference (fp32, Hugging Face transformers), at several numbers of ranks.
-// The models in the tree are a part of the reference set; LOCKSTEP_GOLDENS names a folder with all of it.
+// Logits, hidden states and greedy tokens of small models against the reference (fp32, Hugging Face transformers), at several numbers of
+// ranks. The models in the tree are a part of the reference set; LOCKSTEP_GOLDENS names a folder with all of it.
 
 #include <algorithm>
 #include <cmath>
@@ -23,10 +23,10 @@ constexpr float kLogitBound = 5e-4f;
 
 struct Golden {
   std::string name;
-  fs::path model;    // folder or GGUF file
-  fs::path json;     // prompts, greedy tokens
-  fs::path logits;   // logits.<prompt>
-  fs::path hidden;   // may not exist
+  fs::path model;   // folder or GGUF file
+  fs::path json;    // prompts, greedy tokens
+  fs::path logits;  // logits.<prompt>
+  fs::path hidden;  // may not exist
 };
 
 void PrintTo(const Golden& golden, std::ostream* out) { *out << golden.name; }
@@ -39,12 +39,16 @@ fs::path golden_root() {
 std::vector<Golden> goldens() {
   std::vector<Golden> found;
   const fs::path root = golden_root();
-  for (const char* name : {"llama-mha", "llama-gqa", "llama-gqa-bf16", "llama-gqa-fp16", "llama-gqa-sharded", "llama-tied", "llama-bias", "llama-headdim"}) {
+  for (const char* name :
+       {"llama-mha", "llama-gqa", "llama-gqa-bf16", "llama-gqa-fp16", "llama-gqa-sharded", "llama-tied", "llama-bias", "llama-headdim"}) {
     const fs::path folder = root / "models" / name;
     const fs::path answers = std::string(name) == "llama-gqa-sharded" ? root / "models" / "llama-gqa" : folder;
-    if (fs::exists(folder)) found.push_back({name, folder, answers / "golden.json", answers / "golden_logits.safetensors", answers / "golden_hidden.safetensors"});
+    if (fs::exists(folder))
+      found.push_back(
+          {name, folder, answers / "golden.json", answers / "golden_logits.safetensors", answers / "golden_hidden.safetensors"});
   }
-  for (const char* name : {"llama-gqa-F32", "llama-gqa-F16", "llama-gqa-BF16", "gqa288-F32", "gqa288-F16", "gqa288-BF16", "gqa288-Q8_0", "gqa288-Q4_0", "gqa288-Q4_1"}) {
+  for (const char* name : {"llama-gqa-F32", "llama-gqa-F16", "llama-gqa-BF16", "gqa288-F32", "gqa288-F16", "gqa288-BF16", "gqa288-Q8_0",
+                           "gqa288-Q4_0", "gqa288-Q4_1"}) {
     const fs::path stem = (fs::exists(root / "gguf" / "models") ? root / "gguf" / "models" : root / "gguf") / name;
     if (fs::exists(stem.string() + ".gguf")) {
       found.push_back({name, stem.string() + ".gguf", stem.string() + ".golden.json", stem.string() + ".golden.safetensors", ""});
@@ -105,10 +109,11 @@ TEST_P(GoldenHiddenStates, OfEveryLayerMatchTheReference) {
   const auto expected = engine::read_safetensors(golden().hidden);
   test::with_session(test::exact_setup(golden().model, ranks()), [&](engine::Session& session) {
     std::map<std::string, std::vector<float>> got;
-    session.forward(prompts().at("p33").at("tokens").get<std::vector<std::int32_t>>(), [](std::size_t, std::span<const float>) {},
-                    [&](const std::string& name, std::size_t, std::size_t, std::span<const float> values) {
-                      got[name].insert(got[name].end(), values.begin(), values.end());
-                    });
+    session.forward(
+        prompts().at("p33").at("tokens").get<std::vector<std::int32_t>>(), [](std::size_t, std::span<const float>) {},
+        [&](const std::string& name, std::size_t, std::size_t, std::span<const float> values) {
+          got[name].insert(got[name].end(), values.begin(), values.end());
+        });
     const std::size_t num_layers = session.spec().num_layers;
     EXPECT_EQ(got.size(), 2 + 3 * num_layers);  // layer.0.in, three a layer, final_norm
     for (const auto& [name, values] : got) EXPECT_LE(largest_difference(values, read_tensor(*expected, name)), kLogitBound) << name;
@@ -128,7 +133,8 @@ std::string test_name(const testing::TestParamInfo<std::tuple<Golden, int>>& inf
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Goldens, testing::Combine(testing::ValuesIn(goldens()), testing::Values(1, 2, 3, 4)), test_name);
-INSTANTIATE_TEST_SUITE_P(Models, GoldenHiddenStates, testing::Combine(testing::ValuesIn(goldens_with_hidden_states()), testing::Values(1, 2, 3, 4)), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, GoldenHiddenStates,
+                         testing::Combine(testing::ValuesIn(goldens_with_hidden_states()), testing::Values(1, 2, 3, 4)), test_name);
 
 TEST(GoldenSet, TheTreeHasModelsOfBothKinds) {
   EXPECT_GE(goldens().size(), 10u);

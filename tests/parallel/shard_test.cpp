@@ -11,11 +11,25 @@ namespace {
 using testing::HasSubstr;
 
 ModelDims example_model() {
-  return {.num_layers = 30, .hidden = 576, .num_heads = 9, .num_kv_heads = 3, .head_dim = 64, .feed_forward = 1536, .vocabulary = 49152, .block_quantised = true};
+  return {.num_layers = 30,
+          .hidden = 576,
+          .num_heads = 9,
+          .num_kv_heads = 3,
+          .head_dim = 64,
+          .feed_forward = 1536,
+          .vocabulary = 49152,
+          .block_quantised = true};
 }
 
 ModelDims dims_with_heads(std::size_t heads, std::size_t kv_heads, std::size_t head_dim = 128, bool quantised = false) {
-  return {.num_layers = 1, .hidden = heads * head_dim, .num_heads = heads, .num_kv_heads = kv_heads, .head_dim = head_dim, .feed_forward = 11008, .vocabulary = 32000, .block_quantised = quantised};
+  return {.num_layers = 1,
+          .hidden = heads * head_dim,
+          .num_heads = heads,
+          .num_kv_heads = kv_heads,
+          .head_dim = head_dim,
+          .feed_forward = 11008,
+          .vocabulary = 32000,
+          .block_quantised = quantised};
 }
 
 TEST(Shard, AttentionLeavesFollowTheTableOfTheDesign) {
@@ -44,7 +58,7 @@ TEST(Shard, FeedForwardLeavesFollowTheTableOfTheDesign) {
   EXPECT_EQ(leaves(176, false).size(), 16u);   // 22 units of 8
   EXPECT_EQ(leaves(176, false).front(), 16u);  // larger shares first
   EXPECT_EQ(leaves(176, false).back(), 176u);
-  EXPECT_EQ(leaves(352, true).size(), 11u);    // 11 units of 32: never more leaves than units
+  EXPECT_EQ(leaves(352, true).size(), 11u);  // 11 units of 32: never more leaves than units
   EXPECT_EQ(leaves(20, false), (std::vector<std::size_t>{8, 16, 20}));
 }
 

@@ -63,11 +63,13 @@ void with_session(const RunSetup& setup, const std::function<void(engine::Sessio
     }
   };
   std::vector<std::thread> peers;
-  for (int rank = 1; rank < setup.ranks; ++rank) peers.emplace_back([&, rank] { run_rank(*communicators[static_cast<std::size_t>(rank)]); });
+  for (int rank = 1; rank < setup.ranks; ++rank)
+    peers.emplace_back([&, rank] { run_rank(*communicators[static_cast<std::size_t>(rank)]); });
   run_rank(*communicators[0]);
   for (std::thread& peer : peers) peer.join();
   first_error.rethrow();
-  if (took_part != setup.ranks) throw std::logic_error(std::to_string(took_part) + " of " + std::to_string(setup.ranks) + " ranks took part");
+  if (took_part != setup.ranks)
+    throw std::logic_error(std::to_string(took_part) + " of " + std::to_string(setup.ranks) + " ranks took part");
 }
 
 std::vector<std::vector<float>> prompt_logits(engine::Session& session, const std::vector<std::int32_t>& prompt) {

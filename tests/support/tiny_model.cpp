@@ -1,7 +1,5 @@
 #include "tests/support/tiny_model.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -11,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include <unistd.h>
 
 namespace lockstep::test {
 namespace {
@@ -197,10 +197,12 @@ void write_tiny_gguf(const std::filesystem::path& path, DType dtype, const TinyM
     const float scale = 2.0f / std::sqrt(static_cast<float>(columns));
     for (float& value : values) value = scale * random.next();
     if (model.head_of_one_sign && name == "output") {
-      for (std::size_t i = columns; i < values.size(); ++i) values[i] = values[i % columns] * (1.0f + 0.01f * static_cast<float>((i / columns * 7) % rows));
+      for (std::size_t i = columns; i < values.size(); ++i)
+        values[i] = values[i % columns] * (1.0f + 0.01f * static_cast<float>((i / columns * 7) % rows));
     }
     if (model.nan_token >= 0 && name == "token_embd") {
-      std::fill_n(values.begin() + static_cast<std::ptrdiff_t>(model.nan_token) * static_cast<std::ptrdiff_t>(columns), columns, std::nanf(""));
+      std::fill_n(values.begin() + static_cast<std::ptrdiff_t>(model.nan_token) * static_cast<std::ptrdiff_t>(columns), columns,
+                  std::nanf(""));
     }
     writer.tensor(name + ".weight", dtype, {rows, columns}, values);
   };

@@ -7,8 +7,8 @@
 
 namespace lockstep::test {
 
-/// A Llama model with random weights that no number of ranks divides evenly: 2 layers, width 288, 9 heads of 32, 3 KV heads, 288 inner columns, 257 tokens
-/// (3 specials and 254 bytes).
+/// A Llama model with random weights that no number of ranks divides evenly: 2 layers, width 288, 9 heads of 32, 3 KV heads, 288 inner
+/// columns, 257 tokens (3 specials and 254 bytes).
 struct TinyModel {
   std::size_t num_layers = 2;
   std::size_t hidden = 288;

@@ -63,7 +63,8 @@ n30 linear           h.selected.int8  -> logits[tok,24576]     model.embed_token
 }
 
 TEST(LlamaPlan, OneRankHasNoCollectives) {
-  const std::string text = parallel::print(parallel::plan(graph_with_types(example_spec(), device::DType::kF32, device::DType::kF32), 0, 1), true);
+  const std::string text =
+      parallel::print(parallel::plan(graph_with_types(example_spec(), device::DType::kF32, device::DType::kF32), 0, 1), true);
   EXPECT_THAT(text, testing::Not(HasSubstr("all_reduce")));
   EXPECT_THAT(text, testing::Not(HasSubstr("gather_embedding")));
   EXPECT_THAT(text, testing::Not(HasSubstr("int8")));
@@ -102,7 +103,8 @@ TEST(LlamaPlan, ProjectionsOfDifferentTypesBecomeSeparateProductsIntoOneMatrix) 
   const parallel::RankGraph plan = parallel::plan(graph, 0, 1);
   std::vector<std::size_t> columns;
   for (const parallel::RankNode& node : plan.nodes) {
-    if (node.op == parallel::RankOp::kLinear && node.layer == 0 && plan.values[node.output].name == "qkv") columns.push_back(node.out_column);
+    if (node.op == parallel::RankOp::kLinear && node.layer == 0 && plan.values[node.output].name == "qkv")
+      columns.push_back(node.out_column);
   }
   EXPECT_EQ(columns, (std::vector<std::size_t>{0, 576 + 192}));
 }

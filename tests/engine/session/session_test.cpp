@@ -71,7 +71,8 @@ TEST_F(SessionTest, NonFiniteLogitsFailThatRequestAlone) {
         request.sampling.temperature = i == 2 ? 1.0f : 0.0f;
         request.sampling.ignore_eos = true;
         request.sampling.max_tokens = 6;
-        session.engine().submit(std::move(request), [&choices](engine::Completion&& done) { choices[done.id] = std::move(done.choices.at(0)); });
+        session.engine().submit(std::move(request),
+                                [&choices](engine::Completion&& done) { choices[done.id] = std::move(done.choices.at(0)); });
       }
       while (session.engine().step()) {
       }
