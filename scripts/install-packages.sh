@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
 # Installs what scripts/packages.txt lists, on Debian 12 or Ubuntu 24.04. Asks nothing; does nothing when all is there.
+# With --full also clang and its sanitizers' runtime, which the fuzz targets need.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 mapfile -t packages < <(grep -v '^#' "$here/packages.txt")
+if [ "${1:-}" = --full ]; then
+  # `clang` is the distribution's default version, and the runtime's package is named after it.
+  version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p' | head -n 1)
+  packages+=(clang "libclang-rt-${version:-14}-dev")
+fi
 missing=()
 for package in "${packages[@]}"; do
   status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)

@@ -13,6 +13,7 @@ say() { printf '\n== %s\n' "$*"; }
 
 say "packages"
 scripts/install-packages.sh
+[ $full = no ] || scripts/install-packages.sh --full
 export LOCKSTEP_EXAMPLE_MODEL
 LOCKSTEP_EXAMPLE_MODEL=$(scripts/fetch-model.sh)
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=0} TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1}
@@ -38,9 +39,11 @@ done
 
 say "build"
 scripts/build.sh release
-if [ $full = yes ] && [ -x scripts/contract.sh ]; then
+if [ $full = yes ]; then
   say "the whole contract"
   scripts/contract.sh
+  say "long fuzzing"
+  scripts/fuzz.sh 300
 fi
 say "tests"
 run_tests release "${not_long[@]}"
