@@ -114,7 +114,9 @@ TEST(PositionBoard, ReadsNeverMixTwoPositions) {
   });
   while (!done) {
     const comm::Position position = board.get();
-    if (position.step > 0) EXPECT_EQ(std::to_string(position.step), position.node);
+    if (position.step > 0) {
+      EXPECT_EQ(std::to_string(position.step), position.node);
+    }
   }
   writer.join();
   EXPECT_EQ(board.get().step, 20'000u);
