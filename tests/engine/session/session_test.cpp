@@ -2,10 +2,13 @@
 #include <algorithm>
 #include <fstream>
 #include <numeric>
+#include <set>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/threads.h"
 #include "device/cpu/cpu_device.h"
 #include "engine/weights/loader.h"
 #include "tests/support/session_run.h"
@@ -52,6 +55,71 @@ TEST_F(SessionTest, PadsOfTheVocabularyNeverWinAndNeverShow) {
       if (expected.empty()) expected = tokens;
       EXPECT_EQ(tokens, expected) << ranks << " ranks";
     });
+  }
+}
+
+/// Passes every call on, and keeps what was broadcast: the step plans, which carry each token that was sampled.
+class Recorder final : public comm::Communicator {
+ public:
+  explicit Recorder(std::unique_ptr<comm::Communicator> inner) : inner_(std::move(inner)) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::string_view name() const override { return inner_->name(); }
+  void all_reduce(const comm::TreeSum& tree, float* values, std::size_t count) override { inner_->all_reduce(tree, values, count); }
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes) override {
+    inner_->all_gather(mine, all, bytes);
+  }
+  void gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes, int root) override {
+    inner_->gather(mine, all, bytes, root);
+  }
+  void broadcast(std::span<std::byte> bytes, int root) override {
+    inner_->broadcast(bytes, root);
+    heard_.insert(heard_.end(), bytes.begin(), bytes.end());
+  }
+  void barrier() override { inner_->barrier(); }
+  void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
+  void set_position(const comm::Position& position) noexcept override { inner_->set_position(position); }
+  const std::vector<std::byte>& heard() const { return heard_; }
+
+ private:
+  std::unique_ptr<comm::Communicator> inner_;
+  std::vector<std::byte> heard_;
+};
+
+// Case 7: at temperature 1 every rank computes with the same tokens, because one rank samples and tells.
+TEST_F(SessionTest, EveryRankHasTheSameTokenHistory) {
+  constexpr int kRanks = 4;
+  const test::RunSetup setup = test::exact_setup(write(device::DType::kF32), kRanks);
+  std::vector<std::unique_ptr<Recorder>> recorders;
+  for (auto& communicator : comm::make_thread_communicators(kRanks))
+    recorders.push_back(std::make_unique<Recorder>(std::move(communicator)));
+  std::vector<std::int32_t> sampled;
+  const auto run = [&](Recorder& communicator) {
+    const auto device = device::make_cpu_device({.num_threads = 1});
+    engine::Session session(setup.session, *device, communicator);
+    if (communicator.rank() != 0) {
+      session.serve();
+      return;
+    }
+    engine::Request request{.id = 1, .prompt = {5, 6, 7}, .sampling = {}};
+    request.sampling.seed = 99;
+    request.sampling.max_tokens = 24;
+    request.sampling.ignore_eos = true;
+    session.engine().submit(std::move(request), [&](engine::Completion&& done) { sampled = done.choices.at(0).tokens; });
+    while (session.engine().step()) {
+    }
+    session.stop();
+  };
+  std::vector<std::thread> peers;
+  for (int rank = 1; rank < kRanks; ++rank) peers.emplace_back([&, rank] { run(*recorders[static_cast<std::size_t>(rank)]); });
+  run(*recorders[0]);
+  for (std::thread& peer : peers) peer.join();
+  ASSERT_EQ(sampled.size(), 24u);
+  EXPECT_GT(std::set<std::int32_t>(sampled.begin(), sampled.end()).size(), 5u);  // it did sample
+  EXPECT_GT(recorders[0]->heard().size(), 24u * sizeof(std::int32_t));
+  for (const auto& recorder : recorders) {
+    EXPECT_EQ(recorder->size(), kRanks);
+    EXPECT_EQ(recorder->heard(), recorders[0]->heard()) << "rank " << recorder->rank();
   }
 }
 
