@@ -15,8 +15,8 @@ using device::Activation;
 bool row_parallel(ShardKind kind) { return kind == ShardKind::kAttentionColumns || kind == ShardKind::kFeedForwardColumns; }
 
 std::vector<std::size_t> scaled(const std::vector<std::size_t>& ends, std::size_t factor) {
-  std::vector<std::size_t> result;
-  for (const std::size_t end : ends) result.push_back(end * factor);
+  std::vector<std::size_t> result(ends);
+  for (std::size_t& end : result) end *= factor;
   return result;
 }
 
@@ -306,7 +306,7 @@ class Planner {
     const auto what = [&]() -> std::string {
       switch (node.op) {
         case Op::kEmbed: return "embedding";
-        case Op::kRmsNorm: return graph_.tensors[node.weights.front()].name;
+        case Op::kRmsNorm:
         case Op::kLinear: return graph_.tensors[node.weights.front()].name;
         case Op::kRotateAndAppend: return "rotary, KV append";
         case Op::kAttention: return "attention";

@@ -166,7 +166,7 @@ OpenedModel open_model(const fs::path& path) {
 std::string head_tensor_name(const ModelSpec& spec, const WeightSource& weights) {
   const bool gguf = spec.naming == NamingScheme::kGguf;
   if (spec.tie_word_embeddings) return gguf ? "token_embd.weight" : "model.embed_tokens.weight";
-  const std::string head = gguf ? "output.weight" : "lm_head.weight";
+  std::string head = gguf ? "output.weight" : "lm_head.weight";
   if (!weights.contains(head)) {
     throw std::runtime_error(weights.files().at(0).path().string() + ": tensor " + quote(head) + " is missing, and " + spec.source +
                              " does not tie the head to the embedding (tie_word_embeddings)");
