@@ -30,11 +30,16 @@ GraphBuilder::ValueId GraphBuilder::embedding(const std::string& module) {
 
 GraphBuilder::ValueId GraphBuilder::rms_norm(ValueId x, const std::string& module, std::size_t layer) {
   const ValueId h = value("h", Width::kHidden);
+  rms_norm_into(h, x, module, layer);
+  return h;
+}
+
+parallel::Node& GraphBuilder::rms_norm_into(ValueId h, ValueId x, const std::string& module, std::size_t layer) {
   parallel::Node& norm = node(Op::kRmsNorm, layer);
   norm.inputs = {x};
   norm.output = h;
   norm.weights = {tensor({module + ".weight", 0, spec_.hidden_size})};
-  return h;
+  return norm;
 }
 
 void GraphBuilder::attention(ValueId x, ValueId h, const std::string& module, std::size_t layer) {
@@ -81,11 +86,7 @@ void GraphBuilder::head(ValueId x, const std::string& norm_module, const std::st
   select.inputs = {x};
   select.output = selected;
   const ValueId h = value("h.selected", Width::kHidden);
-  parallel::Node& norm = node(Op::kRmsNorm, after_layers);
-  norm.inputs = {selected};
-  norm.output = h;
-  norm.weights = {tensor({norm_module + ".weight", 0, spec_.hidden_size})};
-  norm.tap = "final_norm";
+  rms_norm_into(h, selected, norm_module, after_layers).tap = "final_norm";
   linear(h, value("logits", Width::kVocabulary), {{head_module, spec_.vocab_size, spec_.hidden_size, ShardKind::kVocabularyRows}}, false,
          after_layers);
 }

@@ -38,6 +38,7 @@ class GraphBuilder {
     parallel::ShardKind shard = parallel::ShardKind::kReplicated;
     bool rotary_rows = false;
   };
+  parallel::Node& rms_norm_into(ValueId h, ValueId x, const std::string& module, std::size_t layer);
   void linear(ValueId in, ValueId out, const std::vector<Projection>& projections, bool bias, std::size_t layer);
   void add(ValueId x, ValueId delta, const std::string& bias_module, std::size_t layer, const std::string& tap_delta,
            const std::string& tap_sum);

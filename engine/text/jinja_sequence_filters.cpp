@@ -49,7 +49,7 @@ Value join(Interpreter& in, const Value& subject, Bound& arguments) {
 }
 
 Value reverse(Interpreter& in, const Value& subject, Bound&) {
-  if (const String* string = subject.string()) return slice(in.heap(), Value(subject), Value(), Value(), Value(Integer{string ? -1 : -1}));
+  if (subject.string()) return slice(in.heap(), Value(subject), Value(), Value(), Value(Integer{-1}));
   const SequenceRef items = in.iterate(subject);
   return make_sequence(in.heap(), {items->items.rbegin(), items->items.rend()}, kGenerator);
 }
