@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "device/device.h"
+
 namespace lockstep::comm {
 
 /// The rest of a fixed binary tree once every rank has added up what lies wholly in its share (docs/numerics.md, N2). Roots are numbered
@@ -36,6 +38,15 @@ struct Position {
   char node[48] = {};  // zero-terminated name of the graph node, or of the phase ("load", "schedule")
 };
 
+/// What follows a row-parallel product: x += sum (+ bias), out = rms_norm(x). See device::Device::add_rms_norm.
+struct ResidualNorm {
+  device::Matrix x;
+  const float* bias = nullptr;
+  const float* weight = nullptr;
+  float eps = 0.0f;
+  device::Matrix out;
+};
+
 /// The data plane between the ranks of one tensor-parallel group. Every call but abort() is collective: all ranks make the same calls in
 /// the same order with the same sizes. A call throws CommError when a peer is gone, has called abort(), or is later than the deadline; from
 /// then on every call throws. It never hangs. Used by one thread of the rank at a time. Results are the same bits on every rank and for
@@ -46,17 +57,29 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual std::string_view name() const = 0;  // "self", "threads", "shm", "mpi"
+  virtual std::string_view name() const = 0;  // "self", "threads", "shm", "mpi", "cuda"
 
   /// `values` holds this rank's roots, [roots of this rank, count] fp32, dense; at the end its first `count` values are the sum of the
   /// whole tree. Allreduce of `count` values moves about 4 * count * roots bytes out of each rank.
+  /// `values` is memory of the rank's device, and the call is ordered with the ops of that device; all other calls are about host memory.
   virtual void all_reduce(const TreeSum& tree, float* values, std::size_t count) = 0;
+  /// all_reduce of `num_rows` rows of `partial` (kFloat32), then device.add_rms_norm with the sum. The same bits as the two calls; a
+  /// transport between GPUs makes it one kernel.
+  virtual void all_reduce_add_norm(device::Device& device, const TreeSum& tree, const device::Matrix& partial, std::size_t num_rows,
+                                   const ResidualNorm& then) {
+    all_reduce(tree, static_cast<float*>(partial.data), num_rows * partial.columns);
+    device.add_rms_norm(then.x, partial, num_rows, then.bias, then.weight, then.eps, then.out);
+  }
   /// Every rank contributes bytes_per_rank[rank] bytes (zero is fine); `all` receives them in rank order. `mine` must not overlap `all`.
   virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank) = 0;
   /// As all_gather, but only `root` receives; `all` is empty elsewhere.
   virtual void gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank, int root) = 0;
   virtual void broadcast(std::span<std::byte> bytes, int root) = 0;
   virtual void barrier() = 0;
+
+  /// Throws CommError if the group can not go on: a peer is gone or has called abort(). Returns at once; not collective. To be called while
+  /// waiting for anything else that peers take part in.
+  virtual void check() = 0;
 
   /// Tells every peer, so that their current and later calls throw a CommError with this reason. The first reason stays. Callable from any
   /// thread.

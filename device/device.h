@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "device/dtype.h"
@@ -18,7 +19,12 @@ namespace lockstep::device {
 enum class Activation : std::uint8_t {
   kFloat32,
   kInt8Blocks,  // blocks of 32 columns: int8 values and one fp32 scale, as a product with block-quantised weights reads them
+  kFloat16,
+  kBFloat16,
 };
+
+/// "float32", "int8", "float16", "bfloat16".
+std::string_view name_of(Activation type);
 
 /// Memory of a device, freed with the object. Contents are undefined until written.
 class Buffer {
@@ -81,7 +87,7 @@ class KvCache {
   virtual const KvCacheSpec& spec() const = 0;
 };
 
-/// What the tokens of one step are, in host memory; it must live until the step is over.
+/// What the tokens of one step are, in host memory.
 struct StepBatch {
   struct Sequence {
     std::uint32_t first_token = 0;     // row of its first token in this step
@@ -95,6 +101,20 @@ struct StepBatch {
   std::vector<std::uint32_t> block_tables;  // entry i of a sequence: the block of its positions [i * block_size, (i + 1) * block_size)
   std::vector<std::uint32_t> logit_rows;    // rows whose logits are wanted, ascending
   std::size_t num_tokens() const { return token_ids.size(); }
+};
+
+/// The most that a step will ever hold.
+struct StepLimits {
+  std::size_t max_tokens = 0;
+  std::size_t max_logit_rows = 0;
+  std::size_t max_sequence_blocks = 0;  // KV blocks of one sequence
+};
+
+/// How many rows the values of a step have. A device may compute a few rows more than the batch has, so that one recording of the step's
+/// ops serves several batches; what stands in those is of no interest.
+struct StepRows {
+  std::size_t tokens = 0;
+  std::size_t logits = 0;
 };
 
 /// How the heads of one rank share its keys and values.
@@ -122,7 +142,7 @@ struct Top {
 };
 
 /// A device: memory, weights in its own layout, and the op table. Calls are ordered like those of a stream: what an op wrote is visible to
-/// later ops at once, to the host after synchronize(). Every op gives the same bits for a row whatever the other rows are, and whatever the
+/// later ops and collectives at once, to the host after synchronize(). Every op gives the same bits for a row whatever the other rows are, and whatever the
 /// number of threads or the instruction set. Not thread-safe: one rank, one device.
 ///
 /// Shapes: T is the number of rows given; "fp32 [T, n]" is dense and row-major.
@@ -131,6 +151,8 @@ class Device {
   virtual ~Device() = default;
 
   virtual std::string description() const = 0;  // "cpu avx512vnni, 2 threads"
+  /// How activations must stand that are multiplied with weights of this type.
+  virtual Activation activation_for(DType weight) const = 0;
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   /// Bytes of a matrix of at most `rows` rows.
   virtual std::size_t matrix_bytes(Activation type, std::size_t rows, std::size_t columns) const = 0;
@@ -143,32 +165,48 @@ class Device {
   /// Rows [first, first + count) of `from` as floats, dense. int8 blocks are expanded.
   virtual void read_floats(const Matrix& from, std::size_t first, std::size_t count, std::span<float> to) = 0;
 
-  /// out row t = row rows[t] of `table`, expanded. `rows` index the local shard. @pre out is kFloat32.
-  virtual void embed(const Weight& table, std::span<const std::int32_t> rows, const Matrix& out) = 0;
-  /// out row t = from row rows[t]. Both kFloat32, as many columns.
-  virtual void gather_rows(const Matrix& from, std::span<const std::uint32_t> rows, const Matrix& out) = 0;
+  /// Once, before the first step. @throws std::runtime_error where there is no memory for steps of this size.
+  virtual void prepare_steps(const StepLimits& limits) = 0;
+  /// Makes `batch` the step that the ops below compute. It must live until the next one begins, and be within the limits.
+  virtual StepRows begin_step(const StepBatch& batch) = 0;
+  /// Runs the ops of the step: `walk` calls them, and collectives, in order. A device may record them and later run the recording in place
+  /// of `walk`, for steps that have the same shape; so `walk` must do the same for every step with these StepRows and host code in it must
+  /// not matter.
+  virtual void run_step(const std::function<void()>& walk) { walk(); }
+
+  // Ops. Those that take no number of rows work on the tokens, or on the logit rows, of the step.
+
+  /// out row t = the row of token t in `table`, expanded; +0 where the table does not have it (also instead of -0). The table holds the ids
+  /// from `first_id` on; a null table has none. @pre out is kFloat32.
+  virtual void embed(const Weight* table, std::int32_t first_id, const Matrix& out) = 0;
+  /// out row i = from row logit_rows[i] of the step. Both kFloat32, as many columns.
+  virtual void select_logit_rows(const Matrix& from, const Matrix& out) = 0;
   /// out = x / sqrt(mean(x^2) + eps) * weight. x kFloat32, weight fp32 [columns]; out of either type.
   virtual void rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) = 0;
   /// x += delta (+ bias [columns], if there is one: (delta + bias) is added). Both kFloat32.
   virtual void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) = 0;
+  /// add, then rms_norm of x into `out`.
+  virtual void add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
+                            const Matrix& out) = 0;
   /// Root r of the product goes to rows [r * num_rows, (r + 1) * num_rows) of `out`: with one root, out = in W^T (+ bias [rows of W]).
   /// The product stands in columns [out_column, out_column + rows of W) of `out`: stacked products of several types share one matrix.
-  /// `in` is kInt8Blocks where W is block-quantised, else kFloat32. out is kFloat32 and has room for num_roots x num_rows rows.
+  /// `in` is of the type that activation_for() names for W. out is kFloat32 and has room for num_roots x num_rows rows.
   virtual void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
                       std::size_t out_column = 0) = 0;
   /// Rotates the queries of `qkv` in place, and the keys on their way into the cache; values go there as they are.
   /// qkv kFloat32 [T, (num_heads + 2 * num_kv_heads) * head_dim]: queries, keys, values. A null table rotates nothing.
-  virtual void rotate_and_append(const Matrix& qkv, const StepBatch& batch, const AttentionSpec& spec, const RotaryTable* table,
-                                 KvCache& cache, std::size_t layer) = 0;
+  virtual void rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
+                                 std::size_t layer) = 0;
   /// Causal attention of the queries in `qkv` over the cache, as stored. out of either type, [T, num_heads * head_dim].
-  virtual void attention(const Matrix& qkv, const StepBatch& batch, const AttentionSpec& spec, KvCache& cache, std::size_t layer,
-                         const Matrix& out) = 0;
+  virtual void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) = 0;
   /// out = silu(gate) * up. gate_up kFloat32 [T, 2 * n]: gate, then up. out of either type, [T, n].
   virtual void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) = 0;
   /// out = x as the other type.
   virtual void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) = 0;
-  /// The top of each row of logits. Complete on return.
-  virtual void top_of_rows(const Matrix& logits, std::size_t num_rows, std::span<Top> tops) = 0;
+  /// Finds the top of each row of logits; read_tops() then has them.
+  virtual void top_of_rows(const Matrix& logits, std::size_t num_rows) = 0;
+  /// The first tops of the latest top_of_rows(), complete on return.
+  virtual void read_tops(std::span<Top> tops) = 0;
 };
 
 }  // namespace lockstep::device

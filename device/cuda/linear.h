@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+
+#include "device/cuda/memory.h"
+#include "device/cuda/views.h"
+
+/// Weights in device memory, and the products with them.
+namespace lockstep::device::cuda {
+
+/// How activations must stand for a product with such a weight: fp32 for F32, fp16 for F16, bf16 for BF16 and the block-quantised types.
+Activation activation_for(DType weight);
+
+/// A weight matrix, repacked at load for the kernels: F32 for the exact family (fused multiply-add, the bits of the CPU device); F16 and
+/// BF16 for mma; Q8_0, Q4_0 and Q4_1 as stored (weight-only), expanded to bf16 in the kernel.
+class CudaWeight : public Weight {
+ public:
+  const WeightSpec& spec() const override { return spec_; }
+  std::size_t size_bytes() const override { return memory_.size_bytes(); }
+  const void* data() const { return memory_.data(); }
+  const void* leaves() const { return leaves_.data(); }
+
+ protected:
+  friend std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read);
+  WeightSpec spec_;
+  DeviceMemory memory_;
+  DeviceMemory leaves_;
+};
+
+/// Reads, repacks and uploads in pieces, so that the host needs little memory beside. @throws what `read` throws; CudaError.
+std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read);
+
+/// See Device::linear: out [num_roots x num_rows] rows of out.stride floats, the product in columns [out_column, out_column + rows of W).
+void linear(const Launch& launch, Rows in, std::size_t num_rows, const CudaWeight& weight, const float* bias, Rows out,
+            std::size_t out_column);
+
+/// See Device::embed. `table` may be null: all rows are +0.
+void embed(const Launch& launch, const CudaWeight* table, std::int32_t first_id, const StepView& step, Rows out);
+
+}  // namespace lockstep::device::cuda
