@@ -142,8 +142,8 @@ struct Top {
 };
 
 /// A device: memory, weights in its own layout, and the op table. Calls are ordered like those of a stream: what an op wrote is visible to
-/// later ops and collectives at once, to the host after synchronize(). Every op gives the same bits for a row whatever the other rows are, and whatever the
-/// number of threads or the instruction set. Not thread-safe: one rank, one device.
+/// later ops and collectives at once, to the host after synchronize(). Every op gives the same bits for a row whatever the other rows are,
+/// and whatever the number of threads or the instruction set. Not thread-safe: one rank, one device.
 ///
 /// Shapes: T is the number of rows given; "fp32 [T, n]" is dense and row-major.
 class Device {

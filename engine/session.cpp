@@ -157,7 +157,8 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
   require_same_model(communicator, state_->model);
   const parallel::Graph graph = graph_of(state_->model, options.expand_to_float32);
   parallel::RankGraph plan =
-      parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()));
+      parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
+                     [&](device::DType weight) { return device.activation_for(weight); });
   state_->open_text();
   state_->size_cache(graph);
   phase("load weights");
