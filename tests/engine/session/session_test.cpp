@@ -77,6 +77,7 @@ class Recorder final : public comm::Communicator {
     heard_.insert(heard_.end(), bytes.begin(), bytes.end());
   }
   void barrier() override { inner_->barrier(); }
+  void check() override { inner_->check(); }
   void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
   void set_position(const comm::Position& position) noexcept override { inner_->set_position(position); }
   const std::vector<std::byte>& heard() const { return heard_; }
