@@ -79,7 +79,7 @@ class Communicator {
 
   /// Throws CommError if the group can not go on: a peer is gone or has called abort(). Returns at once; not collective. To be called while
   /// waiting for anything else that peers take part in.
-  virtual void check() {}
+  virtual void check() = 0;
 
   /// Tells every peer, so that their current and later calls throw a CommError with this reason. The first reason stays. Callable from any
   /// thread.

@@ -107,7 +107,9 @@ struct StepBatch {
 struct StepLimits {
   std::size_t max_tokens = 0;
   std::size_t max_logit_rows = 0;
-  std::size_t max_sequence_blocks = 0;  // KV blocks of one sequence
+  std::size_t max_sequences = 0;
+  std::size_t max_positions = 0;        // of a sequence
+  std::size_t max_sequence_blocks = 0;  // KV blocks of that many positions
 };
 
 /// How many rows the values of a step have. A device may compute a few rows more than the batch has, so that one recording of the step's

@@ -127,6 +127,7 @@ void Session::State::make_engine(parallel::RankGraph plan) {
   weight_bytes = shard.size_bytes();
   const RunnerOptions runner_options{.max_tokens = options.max_num_batched_tokens,
                                      .max_logit_rows = std::min(options.max_num_seqs, options.max_num_batched_tokens),
+                                     .max_sequences = std::min(options.max_num_seqs, options.max_num_batched_tokens),
                                      .max_positions = max_model_len,
                                      .kv = kv};
   runner = std::make_unique<Runner>(std::move(plan), std::move(shard), model.spec.rope, runner_options, device, communicator);

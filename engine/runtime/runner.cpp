@@ -51,6 +51,8 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
   options_.kv.head_dim = graph_.dims.head_dim;
   device_.prepare_steps({.max_tokens = options_.max_tokens,
                          .max_logit_rows = options_.max_logit_rows,
+                         .max_sequences = options_.max_sequences,
+                         .max_positions = options_.max_positions,
                          .max_sequence_blocks = (options_.max_positions + options_.kv.block_size - 1) / options_.kv.block_size});
   kv_ = device_.allocate_kv_cache(options_.kv);
   allocate_values();

@@ -19,6 +19,7 @@ namespace lockstep::engine {
 struct RunnerOptions {
   std::size_t max_tokens = 0;      // of a step
   std::size_t max_logit_rows = 0;  // of a step
+  std::size_t max_sequences = 0;   // of a step
   std::size_t max_positions = 0;   // of a sequence
   device::KvCacheSpec kv;          // layers, heads and head size are filled in from the plan
 };
