@@ -93,7 +93,8 @@ struct DecodeGroups {
     if constexpr (kAsync) cp_async_wait<0>();
     __syncthreads();  // the values are there, and nobody needs the keys any more
     store(states_of(index), softened, warp % kWarpsOfSpan, dim_tiles, matrix(layout.values) + index * kSpan * kDim);
-    merge_states<BinaryExp>(unit, tile.num_rows, kSpansTogether, [this](unsigned i) { return states_of(i); }, blends);
+    merge_states<BinaryExp>(
+        unit, tile.num_rows, kSpansTogether, [this](unsigned i) { return states_of(i); }, blends);
   }
 
   __device__ void compute(unsigned group) const {
@@ -104,9 +105,9 @@ struct DecodeGroups {
   }
 };
 
-/// Grid (tiles of kTileRows query heads x parts, KV heads, sequences). Blocks behind the real length of a sequence, and those of pads, leave at
-/// once, so the grid may be that of a recording. Bytes: the keys and values that the tile sees, 4 head_dim a query, 2 head_dim an output,
-/// and what walk_units says for groups of 256 keys. Operations: 4 head_dim a row (16 rows, padded) and key.
+/// Grid (tiles of kTileRows query heads x parts, KV heads, sequences). Blocks behind the real length of a sequence, and those of pads,
+/// leave at once, so the grid may be that of a recording. Bytes: the keys and values that the tile sees, 4 head_dim a query, 2 head_dim an
+/// output, and what walk_units says for groups of 256 keys. Operations: 4 head_dim a row (16 rows, padded) and key.
 template <class Element, unsigned kDim, bool kAsync>
 __global__ void __launch_bounds__(kAttentionThreads) attention_decode(AttentionArguments arguments) {
   LOCKSTEP_DYNAMIC_SHARED(std::byte, shared);

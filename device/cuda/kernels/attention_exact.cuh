@@ -2,8 +2,8 @@
 
 #include "device/cuda/kernels/attention_state.cuh"
 
-/// Attention in fp32 with the bits of the CPU device (docs/numerics.md N5): a score is one chain over head_dim, the sum of a span goes by 16
-/// lanes, a value is one chain over the keys, spans are merged ascending.
+/// Attention in fp32 with the bits of the CPU device (docs/numerics.md N5): a score is one chain over head_dim, the sum of a span goes by
+/// 16 lanes, a value is one chain over the keys, spans are merged ascending.
 namespace lockstep::device::cuda {
 
 /// Four or eight numbers of the cache as floats.
@@ -169,8 +169,9 @@ struct ExactSpans {
   }
 };
 
-/// Grid (tiles of kTileRows rows x parts, KV heads, sequences); a pad or a tile behind the sequence's last row leaves at once. Bytes: the keys
-/// and values that the tile sees, 4 head_dim a row of queries and outputs, and what walk_units says. Operations: 4 head_dim a row and key.
+/// Grid (tiles of kTileRows rows x parts, KV heads, sequences); a pad or a tile behind the sequence's last row leaves at once. Bytes: the
+/// keys and values that the tile sees, 4 head_dim a row of queries and outputs, and what walk_units says. Operations: 4 head_dim a row and
+/// key.
 template <class Element>
 __global__ void __launch_bounds__(kAttentionThreads) attention_exact(AttentionArguments arguments) {
   LOCKSTEP_DYNAMIC_SHARED(float, shared);

@@ -3,12 +3,12 @@
 #include "device/cuda/kernels/attention_exact.cuh"
 
 /// The 16-bit family of attention: what a warp does with 16 rows of queries and one span of keys, through mma. Decode and prefill are built
-/// from these, so their bits are equal. Beside docs/numerics.md N5: queries are rounded to the type of the output, keys and values too where the
-/// cache has another; scores are taken to base 2, score * (scale * log2(e)); p is rounded to 16 bits, and it is the rounded ones that l is the
-/// sum of. Spans are merged ascending within groups of kGroupSpans at absolute positions, and groups ascending.
+/// from these, so their bits are equal. Beside docs/numerics.md N5: queries are rounded to the type of the output, keys and values too
+/// where the cache has another; scores are taken to base 2, score * (scale * log2(e)); p is rounded to 16 bits, and it is the rounded ones
+/// that l is the sum of. Spans are merged ascending within groups of kGroupSpans at absolute positions, and groups ascending.
 ///
-/// Matrices in shared memory have rows of kDim 16-bit elements (kDim is 64, 128 or 256; head_dim is at most that). The 16-byte chunk c of row r
-/// stands at place c ^ (r % 8): eight rows of one chunk, which is what ldmatrix reads at a time, are in different banks.
+/// Matrices in shared memory have rows of kDim 16-bit elements (kDim is 64, 128 or 256; head_dim is at most that). The 16-byte chunk c of
+/// row r stands at place c ^ (r % 8): eight rows of one chunk, which is what ldmatrix reads at a time, are in different banks.
 namespace lockstep::device::cuda {
 
 constexpr unsigned kGroupSpans = 4;
@@ -70,8 +70,9 @@ __device__ inline uint4 convert_eight(const CacheView& cache, const std::byte* v
   return pack_eight<Element>(values);
 }
 
-/// The block begins to put the keys, or the values, of a span into shared memory: 64 rows. Zeros for what no row of the tile sees (those slots
-/// may hold anything, and 0 * NaN is NaN) and behind head_dim. kAsync: the cache is of type Element, and the caller commits and waits.
+/// The block begins to put the keys, or the values, of a span into shared memory: 64 rows. Zeros for what no row of the tile sees (those
+/// slots may hold anything, and 0 * NaN is NaN) and behind head_dim. kAsync: the cache is of type Element, and the caller commits and
+/// waits.
 template <class Element, unsigned kDim, bool kAsync>
 __device__ inline void load_span(const CacheView& cache, const Tile& tile, unsigned span, std::size_t offset, Element* to) {
   constexpr unsigned kChunks = kDim / 8, kRowsAtOnce = kAttentionThreads / kChunks;
@@ -100,7 +101,8 @@ __device__ inline void load_span(const CacheView& cache, const Tile& tile, unsig
   }
 }
 
-/// What a lane holds of the results of a span for its two rows, lane / 4 and lane / 4 + 8: p as the A operands of four products over 16 keys.
+/// What a lane holds of the results of a span for its two rows, lane / 4 and lane / 4 + 8: p as the A operands of four products over 16
+/// keys.
 struct Softened {
   unsigned p[kSpan / 16][4];
   float m[2];

@@ -2,8 +2,8 @@
 
 #include "device/cuda/kernels/attention_mma.cuh"
 
-/// Prefill in the 16-bit family: 64 rows share each span, 16 a warp. The states are in registers, as mma leaves them: a lane has rows lane / 4
-/// and lane / 4 + 8, and of each 16 dims the columns 2 (lane % 4) and + 1 of two tiles of 8.
+/// Prefill in the 16-bit family: 64 rows share each span, 16 a warp. The states are in registers, as mma leaves them: a lane has rows lane
+/// / 4 and lane / 4 + 8, and of each 16 dims the columns 2 (lane % 4) and + 1 of two tiles of 8.
 namespace lockstep::device::cuda {
 
 constexpr unsigned kPrefillWarps = kAttentionThreads / 32;
@@ -84,8 +84,8 @@ __device__ inline void write_rows(const AttentionArguments& arguments, const Til
   for (unsigned half = 0; half < 2; ++half) {
     const unsigned row = first_row + lane / 4 + 8 * half;
     if (row >= tile.num_rows) continue;
-    Element* out = static_cast<Element*>(arguments.out) +
-                   (tile.sequence.first_token + tile.token_of(row)) * arguments.out_stride + tile.head_of(row) * head_dim;
+    Element* out = static_cast<Element*>(arguments.out) + (tile.sequence.first_token + tile.token_of(row)) * arguments.out_stride +
+                   tile.head_of(row) * head_dim;
     for (unsigned i = 0; i < 2 * dim_tiles; ++i) {
       const unsigned dim = 8 * i + 2 * (lane % 4);
       if (dim >= head_dim) continue;
@@ -95,8 +95,9 @@ __device__ inline void write_rows(const AttentionArguments& arguments, const Til
   }
 }
 
-/// Grid (tiles of kPrefillRows rows, KV heads, sequences); a pad or a tile behind the sequence's last row leaves at once. Bytes: the keys and
-/// values that the tile sees, 4 head_dim a query, 2 head_dim an output. Operations: 4 head_dim a row and key of the spans that a warp sees.
+/// Grid (tiles of kPrefillRows rows, KV heads, sequences); a pad or a tile behind the sequence's last row leaves at once. Bytes: the keys
+/// and values that the tile sees, 4 head_dim a query, 2 head_dim an output. Operations: 4 head_dim a row and key of the spans that a warp
+/// sees.
 template <class Element, unsigned kDim, bool kAsync>
 __global__ void __launch_bounds__(kAttentionThreads) attention_prefill(AttentionArguments arguments) {
   using Layout = PrefillLayout<kDim>;

@@ -85,8 +85,8 @@ __device__ inline Tile find_tile(const AttentionArguments& arguments, unsigned s
   return tile;
 }
 
-/// How a state takes in the state of later keys. A state is m, the maximum of the scores; l, the sum of p = e^(score - m); and o, the sums of
-/// p * value. l is 0 where no key is visible, else at least about 1, or NaN.
+/// How a state takes in the state of later keys. A state is m, the maximum of the scores; l, the sum of p = e^(score - m); and o, the sums
+/// of p * value. l is 0 where no key is visible, else at least about 1, or NaN.
 struct Blend {
   float old_factor;  // negative: there was no state, the new one is taken
   float new_factor;  // negative: the new state is of no keys, the old one stays
@@ -207,8 +207,8 @@ __device__ inline bool is_last_block(unsigned* counter, unsigned active) {
 }
 
 /// Walks over a block's share of the units and brings them together. `compute(unit)` leaves the states of a unit in `unit_states`, after a
-/// barrier. With one block they are merged one after another; with several each leaves its own in global memory, and the last block to finish
-/// merges them all, ascending: the same bits. Bytes of the latter: 8 (head_dim + 2) a row and unit.
+/// barrier. With one block they are merged one after another; with several each leaves its own in global memory, and the last block to
+/// finish merges them all, ascending: the same bits. Bytes of the latter: 8 (head_dim + 2) a row and unit.
 template <class Exp, class Out, class Compute>
 __device__ inline void walk_units(const AttentionArguments& arguments, const Tile& tile, unsigned tile_index, const Share& share,
                                   unsigned first_unit, unsigned end_unit, const States& unit_states, const States& total, Blends& blends,
@@ -220,7 +220,8 @@ __device__ inline void walk_units(const AttentionArguments& arguments, const Til
   for (unsigned unit = share.first; unit < share.end; ++unit) {
     compute(unit);
     if (share.active == 1) {
-      merge_states<Exp>(total, rows, 1, [&](unsigned) { return unit_states; }, blends);
+      merge_states<Exp>(
+          total, rows, 1, [&](unsigned) { return unit_states; }, blends);
       continue;
     }
     float* to = records + (unit - first_unit) * record;

@@ -8,8 +8,8 @@ namespace lockstep::device::cuda {
 
 enum class CacheType : std::uint8_t { kFloat32, kFloat16, kBFloat16 };
 
-/// One layer of the cache: [block][KV head][keys, values][token of the block][head_dim]. A token's vector is padded with zeros to a multiple
-/// of 16 bytes, so that a span of a head is whole vectors of 16 bytes. Slots that no token has filled hold anything.
+/// One layer of the cache: [block][KV head][keys, values][token of the block][head_dim]. A token's vector is padded with zeros to a
+/// multiple of 16 bytes, so that a span of a head is whole vectors of 16 bytes. Slots that no token has filled hold anything.
 struct CacheView {
   std::byte* data = nullptr;
   std::uint32_t block_size = 0;
@@ -41,8 +41,8 @@ struct AppendArguments {
 
 /// Hands each dim of a head, rotated, to `put`: pairs (i, i + half) as docs/numerics.md has it, what is behind them as it is.
 template <class Put>
-__device__ inline void rotate_head(const float* x, unsigned head_dim, const float* cosines, const float* sines, unsigned half, unsigned lane,
-                                   const Put& put) {
+__device__ inline void rotate_head(const float* x, unsigned head_dim, const float* cosines, const float* sines, unsigned half,
+                                   unsigned lane, const Put& put) {
   for (unsigned i = lane; i < half; i += 32) {
     const float first = x[i], second = x[i + half], cosine = cosines[i], sine = sines[i];
     put(i, fmaf(first, cosine, -(second * sine)));
@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(32 * kAppendWarps) rotate_and_append_heads(App
     return;
   }
   const unsigned kv_head = (head - heads.num_heads) % heads.num_kv_heads, slot = static_cast<unsigned>(position);
-  const std::uint32_t* table = arguments.block_tables + static_cast<std::size_t>(arguments.sequence_of[token]) * arguments.block_table_stride;
+  const std::uint32_t* table =
+      arguments.block_tables + static_cast<std::size_t>(arguments.sequence_of[token]) * arguments.block_table_stride;
   std::byte* vector = cache.keys(table[slot / cache.block_size], kv_head) + (is_value ? cache.value_offset() : 0) +
                       static_cast<std::size_t>(slot % cache.block_size) * cache.vector_bytes;
   Element* to = reinterpret_cast<Element*>(vector);
