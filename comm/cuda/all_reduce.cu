@@ -1,13 +1,15 @@
 #include <algorithm>
 
 #include "comm/cuda/all_reduce.h"
-#include "comm/cuda/kernels/all_reduce.cuh"
+#include "comm/cuda/kernels/all_reduce_norm.cuh"
 #include "device/cuda/error.h"
+#include "device/cuda/row_launch.h"
 
 namespace lockstep::comm::cuda {
 namespace {
 
 using device::cuda::check;
+using device::cuda::is_aligned;
 using device::cuda::launch;
 
 std::size_t divided_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
@@ -43,6 +45,22 @@ void reduce_one_shot(const Launch& where, const IpcView& view, const TreeProgram
 
 void reduce_two_shot(const Launch& where, const IpcView& view, const TreeProgram& program, float* values, std::size_t count) {
   launch_exchange(two_shot_kernel, "launching reduce_two_shot", where, view, program, values, count);
+}
+
+void reduce_one_shot_add_norm(const Launch& where, const IpcView& view, const TreeProgram& program, Rows partial, std::size_t num_rows,
+                              Rows x, const float* bias, const float* weight, float eps, Rows out) {
+  if (num_rows == 0) return;
+  const Reduction reduction{static_cast<float*>(partial.data), num_rows * partial.columns, 0, roots_of(program, view.rank)};
+  const bool aligned = is_aligned(x) && is_aligned(bias) && is_aligned(weight) && is_aligned(out);
+  const device::cuda::NormArguments norm{device::cuda::mutable_rows<float>(x), {nullptr, 0}, bias, weight, eps,
+                                         static_cast<unsigned>(x.columns),     aligned};
+  const unsigned blocks = static_cast<unsigned>(std::min<std::size_t>(view.num_blocks, num_rows));
+  device::cuda::dispatch(out.type, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    check(launch(one_shot_norm_kernel<Element>, dim3(blocks), dim3(reduce_threads), stack_bytes(program), where.stream, view, program,
+                 reduction, num_rows, norm, device::cuda::mutable_rows<Element>(out)),
+          "launching one_shot_norm_kernel");
+  });
 }
 
 void sum_gathered(const Launch& where, const TreeProgram& program, const Gathered& roots, float* out, std::size_t count) {

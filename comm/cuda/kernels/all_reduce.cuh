@@ -29,7 +29,7 @@ __device__ inline std::size_t whole_quads(std::size_t columns) { return (columns
 
 /// Copies columns [at, at + length) of this rank's roots to `slot` [roots, whole_quads(length)].
 __device__ inline void fill_slot(const Reduction& reduction, std::size_t at, std::size_t length, float* slot) {
-  const bool wide = is_wide(reduction.values, reduction.count);
+  const bool wide = is_wide(reduction.values, reduction.count) && at % quad == 0;
   const std::size_t stride = whole_quads(length);
   for (unsigned root = 0; root < reduction.num_roots; ++root) {
     const float* from = reduction.values + root * reduction.count + at;
@@ -40,7 +40,7 @@ __device__ inline void fill_slot(const Reduction& reduction, std::size_t at, std
 
 /// One shot: every rank reads all roots and adds up all columns. One round a piece. Bytes: 8 r count within the GPU, 4 (R - r) count from
 /// peers, 4 count written. Additions: (R - 1) count. Dynamic shared memory: (program.depth - 1) * 16 bytes a thread.
-__global__ void __launch_bounds__(reduce_threads)
+__global__ void __launch_bounds__(reduce_threads, 1)
     one_shot_kernel(const __grid_constant__ IpcView view, const __grid_constant__ TreeProgram program, Reduction reduction) {
   LOCKSTEP_SHARED(unsigned, failed);
   LOCKSTEP_DYNAMIC_SHARED(float4, stacks);
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(reduce_threads)
 
 /// Two shots: each rank adds up its slice of every piece, then all take the finished slices. Two rounds a piece. Bytes: 8 r count within
 /// the GPU, 4 (R - r) count / N + 4 count (N - 1) / N from peers, 4 count written. Additions: (R - 1) count / N.
-__global__ void __launch_bounds__(reduce_threads)
+__global__ void __launch_bounds__(reduce_threads, 1)
     two_shot_kernel(const __grid_constant__ IpcView view, const __grid_constant__ TreeProgram program, Reduction reduction) {
   LOCKSTEP_SHARED(unsigned, failed);
   LOCKSTEP_DYNAMIC_SHARED(float4, stacks);
@@ -114,7 +114,7 @@ struct GatheredRoots {
 
 /// out[i] = the tree's sum, i < count. `out` may be the first of this rank's roots. Bytes: 4 R count read, 4 count written. Additions:
 /// (R - 1) count.
-__global__ void __launch_bounds__(reduce_threads)
+__global__ void __launch_bounds__(reduce_threads, 1)
     sum_kernel(const __grid_constant__ TreeProgram program, GatheredRoots roots, float* out, std::size_t count) {
   LOCKSTEP_DYNAMIC_SHARED(float4, stacks);
   const bool own_wide = is_wide(roots.own, roots.own_stride), wide = is_wide(roots.others, roots.stride), out_wide = is_wide(out, 0);
