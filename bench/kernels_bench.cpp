@@ -104,10 +104,12 @@ void attention(benchmark::State& state, DType dtype, Isa isa, std::size_t thread
   const Owned all = make_matrix(*device, Activation::kFloat32, sequences * length, columns);
   for (std::size_t i = 0; i < sequences * length * columns; ++i)
     static_cast<float*>(all.matrix.data)[i] = std::sin(static_cast<float>(i % 1777));
-  for (std::size_t layer = 0; layer < layers; ++layer) device->rotate_and_append(all.matrix, fill_batch, spec, nullptr, *cache, layer);
+  device->begin_step(fill_batch);
+  for (std::size_t layer = 0; layer < layers; ++layer) device->rotate_and_append(all.matrix, spec, nullptr, *cache, layer);
   const Owned out = make_matrix(*device, Activation::kFloat32, sequences * tokens, 9 * 64);
+  device->begin_step(batch);
   for (auto _ : state) {
-    for (std::size_t layer = 0; layer < layers; ++layer) device->attention(all.matrix, batch, spec, *cache, layer, out.matrix);
+    for (std::size_t layer = 0; layer < layers; ++layer) device->attention(all.matrix, spec, *cache, layer, out.matrix);
   }
   const double runs = static_cast<double>(state.iterations() * layers * sequences);
   double pairs = 0;

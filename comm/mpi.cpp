@@ -57,6 +57,7 @@ class MpiCommunicator final : public Communicator {
   void gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank, int root) override;
   void broadcast(std::span<std::byte> bytes, int root) override;
   void barrier() override;
+  void check() override;
   void abort(std::string_view reason) noexcept override;
   void set_position(const Position& position) noexcept override { position_ = position; }
 
@@ -174,6 +175,12 @@ void MpiCommunicator::begin(const CallRecord& record, const std::string& error) 
 void MpiCommunicator::barrier() {
   begin(barrier_record(), {});
   exchange(true, [](int) { return 0; });
+}
+
+void MpiCommunicator::check() {
+  user_ = std::this_thread::get_id();
+  if (size_ > 1) poll();
+  if (has_failed()) fail({});
 }
 
 void MpiCommunicator::broadcast(std::span<std::byte> bytes, int root) {

@@ -219,22 +219,30 @@ void RegionCommunicator::wait_for(int peer) {
     if (region_->aborted()) fail({});
     const auto now = Clock::now();
     if (now >= next_look || !sleeps) {
-      look_for_the_dead();
+      look_for_the_dead(true);
       next_look = now + time_between_looks;
     }
     if (now - start >= deadline_) fail(late_report(peer));
   }
 }
 
-/// Fails if a rank that this round still needs has left or died.
-void RegionCommunicator::look_for_the_dead() {
+void RegionCommunicator::check() {
+  if (region_->aborted()) fail({});
+  const auto now = Clock::now();
+  if (now < next_look_) return;
+  look_for_the_dead(false);
+  next_look_ = now + time_between_looks;
+}
+
+/// Fails if a rank has left or died that this round still needs; outside of a round, any rank.
+void RegionCommunicator::look_for_the_dead(bool in_round) {
   for (int peer = 0; peer < size_; ++peer) {
     const RankStatus& status = region_->status(peer);
     if (peer == rank_ || status.attached.load(std::memory_order_acquire) == 0) continue;
     const bool left = status.left.load(std::memory_order_seq_cst) != 0;
     if (!left && region_->alive(peer)) continue;
-    if (arrived(peer)) continue;       // it published before it went: the next round will miss it
-    if (region_->aborted()) fail({});  // it went because somebody gave up
+    if (in_round && arrived(peer)) continue;  // it published before it went: the next round will miss it
+    if (region_->aborted()) fail({});         // it went because somebody gave up
     fail(std::string(left ? "a rank has left while others wait for it" : "a rank has died") + ": " + region_->describe_rank(peer));
   }
 }

@@ -33,6 +33,7 @@ class RegionCommunicator final : public Communicator {
   void gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank, int root) override;
   void broadcast(std::span<std::byte> bytes, int root) override;
   void barrier() override;
+  void check() override;
   void abort(std::string_view reason) noexcept override { region_->abort(reason); }
   void set_position(const Position& position) noexcept override { region_->set_position(rank_, position); }
 
@@ -52,7 +53,7 @@ class RegionCommunicator final : public Communicator {
   void close_round();
   bool arrived(int peer) const;
   void wait_for(int peer);
-  void look_for_the_dead();
+  void look_for_the_dead(bool in_round);
   std::string late_report(int peer);
   void check_root(int root);
   [[noreturn]] void fail(const std::string& reason);
@@ -63,8 +64,9 @@ class RegionCommunicator final : public Communicator {
   const std::chrono::milliseconds deadline_;
   const std::string_view name_;
   std::uint32_t epoch_ = 0;
-  CallRecord record_;                  // of the call under way
-  std::vector<const float*> sources_;  // one per root of the tree
+  std::chrono::steady_clock::time_point next_look_;  // of check(), at the peers' locks
+  CallRecord record_;                                // of the call under way
+  std::vector<const float*> sources_;                // one per root of the tree
   TreeScratch scratch_;
 };
 

@@ -4,6 +4,16 @@
 
 namespace lockstep::device {
 
+std::string_view name_of(Activation type) {
+  switch (type) {
+    case Activation::kFloat32: return "float32";
+    case Activation::kInt8Blocks: return "int8";
+    case Activation::kFloat16: return "float16";
+    case Activation::kBFloat16: return "bfloat16";
+  }
+  return "?";
+}
+
 std::size_t WeightSpec::num_roots() const {
   return static_cast<std::size_t>(std::count_if(leaves.begin(), leaves.end(), [](const Leaf& leaf) { return leaf.ends_root; }));
 }

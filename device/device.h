@@ -107,7 +107,9 @@ struct StepBatch {
 struct StepLimits {
   std::size_t max_tokens = 0;
   std::size_t max_logit_rows = 0;
-  std::size_t max_sequence_blocks = 0;  // KV blocks of one sequence
+  std::size_t max_sequences = 0;
+  std::size_t max_positions = 0;        // of a sequence
+  std::size_t max_sequence_blocks = 0;  // KV blocks of that many positions
 };
 
 /// How many rows the values of a step have. A device may compute a few rows more than the batch has, so that one recording of the step's
@@ -142,8 +144,8 @@ struct Top {
 };
 
 /// A device: memory, weights in its own layout, and the op table. Calls are ordered like those of a stream: what an op wrote is visible to
-/// later ops and collectives at once, to the host after synchronize(). Every op gives the same bits for a row whatever the other rows are, and whatever the
-/// number of threads or the instruction set. Not thread-safe: one rank, one device.
+/// later ops and collectives at once, to the host after synchronize(). Every op gives the same bits for a row whatever the other rows are,
+/// and whatever the number of threads or the instruction set. Not thread-safe: one rank, one device.
 ///
 /// Shapes: T is the number of rows given; "fp32 [T, n]" is dense and row-major.
 class Device {
@@ -158,6 +160,8 @@ class Device {
   virtual std::size_t matrix_bytes(Activation type, std::size_t rows, std::size_t columns) const = 0;
   virtual std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) = 0;
   virtual std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) = 0;
+  /// Memory that is free now, where the device has its own; else 0, and budgets are about the host's memory.
+  virtual std::size_t free_bytes() const { return 0; }
   virtual void synchronize() = 0;
 
   // Copies between host and device, complete on return.

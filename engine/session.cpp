@@ -127,6 +127,7 @@ void Session::State::make_engine(parallel::RankGraph plan) {
   weight_bytes = shard.size_bytes();
   const RunnerOptions runner_options{.max_tokens = options.max_num_batched_tokens,
                                      .max_logit_rows = std::min(options.max_num_seqs, options.max_num_batched_tokens),
+                                     .max_sequences = std::min(options.max_num_seqs, options.max_num_batched_tokens),
                                      .max_positions = max_model_len,
                                      .kv = kv};
   runner = std::make_unique<Runner>(std::move(plan), std::move(shard), model.spec.rope, runner_options, device, communicator);
@@ -157,7 +158,8 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
   require_same_model(communicator, state_->model);
   const parallel::Graph graph = graph_of(state_->model, options.expand_to_float32);
   parallel::RankGraph plan =
-      parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()));
+      parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
+                     [&](device::DType weight) { return device.activation_for(weight); });
   state_->open_text();
   state_->size_cache(graph);
   phase("load weights");

@@ -131,11 +131,12 @@ Streamed streamed_by_all(const parallel::Graph& graph, std::size_t num_ranks) {
   Streamed streamed;
   std::size_t largest = 0;
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    const std::size_t bytes = streamed_bytes(parallel::plan(graph, rank, num_ranks));
+    const std::size_t bytes = streamed_bytes(parallel::plan(graph, rank, num_ranks, device::cpu_activation_for));
     streamed.total += bytes;
     largest = std::max(largest, bytes);
   }
-  streamed.bound = static_cast<double>(streamed_bytes(parallel::plan(graph, 0, 1))) / static_cast<double>(largest * num_ranks);
+  streamed.bound = static_cast<double>(streamed_bytes(parallel::plan(graph, 0, 1, device::cpu_activation_for))) /
+                   static_cast<double>(largest * num_ranks);
   return streamed;
 }
 

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "device/cpu/cpu_device.h"
 #include "engine/model/open_model.h"
 #include "engine/session.h"
 #include "parallel/plan.h"
@@ -40,7 +41,8 @@ std::string inspect(const RunConfig& config) {
   text += kv_line(model.spec);
   text += fmt::format("\nimbalance is the largest share / the even share\n{}", imbalance_table(graph.dims));
   text += fmt::format("\nshares on {} rank{}\n{}", ranks, ranks == 1 ? "" : "s", parallel::describe_shards(graph.dims, ranks));
-  if (config.print_graph) text += "\n" + parallel::print(parallel::plan(graph, static_cast<std::size_t>(config.rank), ranks));
+  if (config.print_graph)
+    text += "\n" + parallel::print(parallel::plan(graph, static_cast<std::size_t>(config.rank), ranks, device::cpu_activation_for));
   return text;
 }
 

@@ -28,6 +28,7 @@ class ReportingCommunicator final : public comm::Communicator {
   }
   void broadcast(std::span<std::byte> bytes, int root) override { inside_->broadcast(bytes, root); }
   void barrier() override { inside_->barrier(); }
+  void check() override { inside_->check(); }
   void abort(std::string_view reason) noexcept override { inside_->abort(reason); }
   void set_position(const comm::Position& position) noexcept override {
     inside_->set_position(position);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -11,6 +12,16 @@ namespace lockstep::parallel {
 namespace {
 
 using device::Activation;
+
+const char* suffix_of(Activation type) {
+  switch (type) {
+    case Activation::kFloat32: return "";
+    case Activation::kInt8Blocks: return ".int8";
+    case Activation::kFloat16: return ".f16";
+    case Activation::kBFloat16: return ".bf16";
+  }
+  return "?";
+}
 
 bool row_parallel(ShardKind kind) { return kind == ShardKind::kAttentionColumns || kind == ShardKind::kFeedForwardColumns; }
 
@@ -22,8 +33,8 @@ std::vector<std::size_t> scaled(const std::vector<std::size_t>& ends, std::size_
 
 class Planner {
  public:
-  Planner(const Graph& graph, std::size_t rank, std::size_t num_ranks)
-      : graph_(graph), leaves_(leaves_of(graph.dims)), shards_(all_shards(graph.dims, num_ranks)) {
+  Planner(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for)
+      : graph_(graph), activation_for_(activation_for), leaves_(leaves_of(graph.dims)), shards_(all_shards(graph.dims, num_ranks)) {
     out_.dims = graph.dims;
     out_.rms_norm_eps = graph.rms_norm_eps;
     out_.shard = shards_[rank];
@@ -34,6 +45,7 @@ class Planner {
   RankGraph run() {
     for (std::size_t i = 0; i < graph_.nodes.size(); ++i) add_node(i);
     if (out_.logits == kNone) throw std::invalid_argument("plan: the graph computes no logits");
+    fuse_residual_norms();
     return std::move(out_);
   }
 
@@ -59,8 +71,7 @@ class Planner {
     const auto [found, fresh] = values_.try_emplace({id, type}, out_.values.size());
     if (fresh) {
       const Value& value = graph_.values[id];
-      out_.values.push_back(
-          {.name = value.name + (type == Activation::kInt8Blocks ? ".int8" : ""), .columns = columns_of(value.width), .type = type});
+      out_.values.push_back({.name = value.name + suffix_of(type), .columns = columns_of(value.width), .type = type});
     }
     return found->second;
   }
@@ -140,16 +151,17 @@ class Planner {
     for (const Shard& peer : shards_)
       shares.push_back(kind == ShardKind::kAttentionColumns ? peer.attention_leaves : peer.feed_forward_leaves);
     const std::size_t num_leaves = kind == ShardKind::kAttentionColumns ? leaves_.attention_ends.size() : leaves_.feed_forward_ends.size();
-    const comm::TreeSum tree = ReductionTree(num_leaves).tree_sum(shares);
+    return add_tree(ReductionTree(num_leaves).tree_sum(shares));
+  }
+
+  std::size_t add_tree(const comm::TreeSum& tree) {
     const auto known = std::find(out_.trees.begin(), out_.trees.end(), tree);
     if (known != out_.trees.end()) return static_cast<std::size_t>(known - out_.trees.begin());
     out_.trees.push_back(tree);
     return out_.trees.size() - 1;
   }
 
-  Activation wanted_by(const std::vector<TensorId>& weights) const {
-    return device::info(graph_.tensors[weights.front()].dtype).block_quantised() ? Activation::kInt8Blocks : Activation::kFloat32;
-  }
+  Activation wanted_by(const std::vector<TensorId>& weights) const { return activation_for_(graph_.tensors[weights.front()].dtype); }
 
   /// Weights of a node in runs of the same type: each run is one product.
   std::vector<std::vector<TensorId>> runs_of_type(const std::vector<TensorId>& weights) const {
@@ -161,23 +173,23 @@ class Planner {
     return runs;
   }
 
-  /// int8 where every reader of what node `index` writes is a product with block-quantised weights. A reader that differs finds floats, and
-  /// converts.
+  /// What all readers of what node `index` writes want, if they are products that agree. A reader that differs finds floats, and converts.
   Activation written_by(std::size_t index) const {
     const ValueId value = graph_.nodes[index].output;
-    bool any = false;
+    std::optional<Activation> wanted;
     for (std::size_t i = index + 1; i < graph_.nodes.size(); ++i) {
       const Node& reader = graph_.nodes[i];
       if (std::find(reader.inputs.begin(), reader.inputs.end(), value) != reader.inputs.end()) {
         if (reader.op != Op::kLinear) return Activation::kFloat32;
         for (const auto& run : runs_of_type(reader.weights)) {
-          if (wanted_by(run) != Activation::kInt8Blocks) return Activation::kFloat32;
+          const Activation type = wanted_by(run);
+          if (wanted.value_or(type) != type) return Activation::kFloat32;
+          wanted = type;
         }
-        any = true;
       }
       if (reader.output == value) break;
     }
-    return any ? Activation::kInt8Blocks : Activation::kFloat32;
+    return wanted.value_or(Activation::kFloat32);
   }
 
   RankNode& add(RankOp op, const Node& node, std::string name) {
@@ -185,7 +197,7 @@ class Planner {
     return out_.nodes.back();
   }
 
-  /// A node that writes a value which may be int8 right away.
+  /// A node that writes a value which may be rounded right away.
   RankNode& add_producer(RankOp op, std::size_t index, const std::string& name) {
     const Node& node = graph_.nodes[index];
     const Activation type = written_by(index);
@@ -200,7 +212,7 @@ class Planner {
     const ValueId value = node.inputs.front();
     const Activation stands = current_.contains(value) ? current_[value] : Activation::kFloat32;
     if (stands == wanted || converted_[value] == wanted) return value_of(value, wanted);
-    if (wanted == Activation::kFloat32) throw std::invalid_argument("plan: " + name + " needs floats of a value that was rounded to int8");
+    if (wanted == Activation::kFloat32) throw std::invalid_argument("plan: " + name + " needs floats of a value that was rounded");
     RankNode& convert = add(RankOp::kConvert, node, name + " input");
     convert.input = value_of(value, stands);
     convert.output = value_of(value, wanted);
@@ -244,17 +256,16 @@ class Planner {
     RankNode& embed = add(RankOp::kEmbed, node, name);
     embed.weight = add_weight(node.weights);
     const std::size_t x = value_of(node.output, Activation::kFloat32);
-    if (alone()) {
-      out_.nodes.back().output = x;
-      out_.nodes.back().tap = node.tap;
-      return;
+    embed.output = x;
+    if (!alone()) {
+      // One rank has the row of a token, the others have zeros: the sum is exact.
+      std::vector<Range> shares;
+      for (std::size_t rank = 0; rank < shards_.size(); ++rank) shares.push_back({rank, rank + 1});
+      RankNode& reduce = add(RankOp::kAllReduce, node, name + " all-reduce");
+      reduce.input = reduce.output = x;
+      reduce.tree = add_tree(ReductionTree(shares.size()).tree_sum(shares));
     }
-    out_.values.push_back({.name = "embedded", .columns = graph_.dims.hidden});
-    out_.nodes.back().output = out_.values.size() - 1;
-    RankNode& gather = add(RankOp::kGatherEmbedding, node, name + " gather");
-    gather.input = out_.values.size() - 1;
-    gather.output = x;
-    gather.tap = node.tap;
+    tap_last(node);
   }
 
   void add_node(std::size_t index) {
@@ -302,6 +313,30 @@ class Planner {
 
   void tap_last(const Node& node) { out_.nodes.back().tap = node.tap; }
 
+  /// [all-reduce,] add, norm of the sum: one node, because a device can do it in one pass over the rows.
+  void fuse_residual_norms() {
+    std::vector<RankNode> fused;
+    for (RankNode& node : out_.nodes) {
+      RankNode* add = fused.empty() ? nullptr : &fused.back();
+      if (node.op != RankOp::kRmsNorm || !node.tap.empty() || add == nullptr || add->op != RankOp::kAdd || add->output != node.input) {
+        fused.push_back(std::move(node));
+        continue;
+      }
+      add->op = RankOp::kAddRmsNorm;
+      add->residual = add->output;
+      add->output = node.output;
+      add->norm = node.vector;
+      add->name += ", " + node.name;
+      if (fused.size() < 2) continue;
+      const RankNode reduce = fused[fused.size() - 2];
+      if (reduce.op != RankOp::kAllReduce || reduce.output != add->input || !reduce.tap.empty()) continue;
+      add->tree = reduce.tree;
+      add->name = reduce.name + ", " + add->name;
+      fused.erase(fused.end() - 2);
+    }
+    out_.nodes = std::move(fused);
+  }
+
   std::string name_of(const Node& node) const {
     const auto what = [&]() -> std::string {
       switch (node.op) {
@@ -321,6 +356,7 @@ class Planner {
   }
 
   const Graph& graph_;
+  const ActivationRule& activation_for_;
   const Leaves leaves_;
   const std::vector<Shard> shards_;
   RankGraph out_;
@@ -333,7 +369,6 @@ class Planner {
 const char* op_name(RankOp op) {
   switch (op) {
     case RankOp::kEmbed: return "embed";
-    case RankOp::kGatherEmbedding: return "gather_embedding";
     case RankOp::kRmsNorm: return "rms_norm";
     case RankOp::kConvert: return "convert";
     case RankOp::kLinear: return "linear";
@@ -342,6 +377,7 @@ const char* op_name(RankOp op) {
     case RankOp::kSwiglu: return "swiglu";
     case RankOp::kAllReduce: return "all_reduce";
     case RankOp::kAdd: return "add";
+    case RankOp::kAddRmsNorm: return "add_rms_norm";
     case RankOp::kSelectLogitRows: return "select_rows";
   }
   return "?";
@@ -367,9 +403,9 @@ std::string weight_text(const RankGraph& graph, const RankWeight& weight) {
 
 }  // namespace
 
-RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks) {
+RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for) {
   check_num_ranks(graph.dims, num_ranks);
-  return Planner(graph, rank, num_ranks).run();
+  return Planner(graph, rank, num_ranks, activation_for).run();
 }
 
 std::string print(const RankGraph& graph, bool all_layers) {
@@ -380,10 +416,15 @@ std::string print(const RankGraph& graph, bool all_layers) {
   for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
     const RankNode& node = graph.nodes[i];
     if (!all_layers && node.layer > 0 && node.layer < graph.dims.num_layers) continue;
-    text += fmt::format("n{:02} {:<16} {:<16} -> {:<20}", i, op_name(node.op), value_text(graph, node.input, false),
-                        value_text(graph, node.output, true));
+    const bool reduces = node.op == RankOp::kAddRmsNorm && node.tree != kNone;
+    const std::string inputs =
+        value_text(graph, node.input, false) + (node.residual == kNone ? "" : ", " + value_text(graph, node.residual, false));
+    const std::string outputs =
+        (node.residual == kNone ? "" : value_text(graph, node.residual, false) + ", ") + value_text(graph, node.output, true);
+    text += fmt::format("n{:02} {:<16} {:<16} -> {:<20}", i, reduces ? "reduce_add_norm" : op_name(node.op), inputs, outputs);
     if (node.weight != kNone) text += "  " + weight_text(graph, graph.weights[node.weight]);
     if (node.vector != kNone) text += fmt::format("  {}[{}]", graph.vectors[node.vector].name, graph.vectors[node.vector].size);
+    if (node.norm != kNone) text += fmt::format("  {}[{}]", graph.vectors[node.norm].name, graph.vectors[node.norm].size);
     if (node.tree != kNone) text += fmt::format("  roots of ranks {}", fmt::join(graph.trees[node.tree].roots_per_rank, "+"));
     while (text.back() == ' ') text.pop_back();
     text += '\n';

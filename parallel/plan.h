@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -44,8 +45,7 @@ struct RankValue {
 
 /// What a rank does, in order: the compute nodes of the model's graph with local sizes, and the collectives that make the cut invisible.
 enum class RankOp : std::uint8_t {
-  kEmbed,            // the rows of `weight` that this rank has
-  kGatherEmbedding,  // collective: everyone's rows, in the order of the tokens
+  kEmbed,  // the rows of `weight` that this rank has, zeros for the others
   kRmsNorm,
   kConvert,
   kLinear,
@@ -54,6 +54,7 @@ enum class RankOp : std::uint8_t {
   kSwiglu,
   kAllReduce,  // collective: finishes the tree `tree` over the roots in `input`, in place
   kAdd,
+  kAddRmsNorm,  // `residual` += input (+ vector), output = its norm; with a tree, `input` is all-reduced first: collective
   kSelectLogitRows,
 };
 
@@ -61,12 +62,14 @@ inline constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
 struct RankNode {
   RankOp op = RankOp::kEmbed;
-  std::size_t input = kNone;   // value
-  std::size_t output = kNone;  // value
-  std::size_t weight = kNone;  // of RankGraph::weights
-  std::size_t vector = kNone;  // of RankGraph::vectors: norm weight or bias
-  std::size_t tree = kNone;    // of RankGraph::trees
-  std::size_t out_column = 0;  // kLinear: where the product stands in the output
+  std::size_t input = kNone;     // value
+  std::size_t output = kNone;    // value
+  std::size_t weight = kNone;    // of RankGraph::weights
+  std::size_t vector = kNone;    // of RankGraph::vectors: norm weight or bias
+  std::size_t residual = kNone;  // value, kAddRmsNorm
+  std::size_t norm = kNone;      // of RankGraph::vectors, kAddRmsNorm: norm weight
+  std::size_t tree = kNone;      // of RankGraph::trees
+  std::size_t out_column = 0;    // kLinear: where the product stands in the output
   std::size_t layer = 0;
   std::string name;  // "layer 3 down_proj": for positions and messages
   std::string tap;   // see Node
@@ -88,9 +91,12 @@ struct RankGraph {
   std::size_t logits = kNone;  // value: [logit rows, local vocabulary]
 };
 
-/// Cuts `graph` for one rank. Where a consumer's weights are block-quantised, activations are planned as int8 blocks.
+/// How the activations must stand that are multiplied with weights of a type: Device::activation_for.
+using ActivationRule = std::function<device::Activation(device::DType)>;
+
+/// Cuts `graph` for one rank. Each activation is planned in the representation that its consumers' weights ask for.
 /// @throws std::invalid_argument as shard_of does, or where the graph is not consistent.
-RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks);
+RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for);
 
 /// The plan as text, one line a node of the first layer and what surrounds the layers: what `lockstep inspect` shows and the tests compare.
 std::string print(const RankGraph& graph, bool all_layers = false);

@@ -87,6 +87,8 @@ class CpuDevice final : public Device {
            (pool_.size() == 1 ? " thread" : " threads");
   }
 
+  Activation activation_for(DType weight) const override { return cpu_activation_for(weight); }
+
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
     if (bytes < (std::size_t{1} << 20)) return std::make_unique<SmallBuffer>(bytes);
     return std::make_unique<CpuBuffer>(bytes);
@@ -94,6 +96,7 @@ class CpuDevice final : public Device {
 
   std::size_t matrix_bytes(Activation type, std::size_t rows, std::size_t columns) const override {
     if (type == Activation::kFloat32) return rows * columns * sizeof(float);
+    require(type == Activation::kInt8Blocks, "the CPU device has no 16-bit activations");
     require(columns % kBlock == 0, "a kInt8Blocks matrix needs a multiple of 32 columns");
     return int8_matrix_bytes(rows, columns);
   }
@@ -130,28 +133,39 @@ class CpuDevice final : public Device {
     }
   }
 
-  void embed(const Weight& table, std::span<const std::int32_t> rows, const Matrix& out) override {
-    const CpuWeight& weight = static_cast<const CpuWeight&>(table);
-    const std::size_t columns = weight.spec().columns;
-    require(out.columns == columns, "embed: the columns of the table and of the output differ");
-    float* to = floats_of(out, rows.size());
-    const std::size_t bytes = row_bytes(weight.spec().dtype, columns);
-    for (const std::int32_t row : rows) {
-      if (row < 0 || static_cast<std::size_t>(row) >= weight.spec().rows) {
-        throw std::out_of_range("embed: row " + std::to_string(row) + " of '" + weight.spec().name + "', which has " +
-                                std::to_string(weight.spec().rows));
-      }
+  void prepare_steps(const StepLimits&) override {}
+
+  StepRows begin_step(const StepBatch& batch) override {
+    step_ = &batch;
+    return {batch.num_tokens(), batch.logit_rows.size()};
+  }
+
+  void embed(const Weight* table, std::int32_t first_id, const Matrix& out) override {
+    const StepBatch& batch = step();
+    float* to = floats_of(out, batch.num_tokens());
+    const std::size_t columns = out.columns;
+    if (table == nullptr) {
+      std::fill_n(to, batch.num_tokens() * columns, 0.0f);
+      return;
     }
+    const CpuWeight& weight = static_cast<const CpuWeight&>(*table);
+    require(columns == weight.spec().columns, "embed: the columns of the table and of the output differ");
+    const std::size_t bytes = row_bytes(weight.spec().dtype, columns);
     reserve_scratch(bytes);
-    over_rows(rows.size(), columns, [&](std::size_t thread, std::size_t t) {
+    over_rows(batch.num_tokens(), columns, [&](std::size_t thread, std::size_t t) {
+      const std::span row(to + t * columns, columns);
+      const std::int64_t index = std::int64_t{batch.token_ids[t]} - first_id;
+      if (index < 0 || index >= static_cast<std::int64_t>(weight.spec().rows)) return std::fill(row.begin(), row.end(), 0.0f);
       const std::span stored(scratch_[thread].data(), bytes);
-      unpack_row(weight.shape(), weight.data(), static_cast<std::size_t>(rows[t]), stored);
-      dequantise(weight.spec().dtype, stored, std::span(to + t * columns, columns));
+      unpack_row(weight.shape(), weight.data(), static_cast<std::size_t>(index), stored);
+      dequantise(weight.spec().dtype, stored, row);
+      for (float& value : row) value += 0.0f;  // -0 becomes +0, as it does where the rows of other ranks are added
     });
   }
 
-  void gather_rows(const Matrix& from, std::span<const std::uint32_t> rows, const Matrix& out) override {
-    require(from.columns == out.columns, "gather_rows: the columns differ");
+  void select_logit_rows(const Matrix& from, const Matrix& out) override {
+    require(from.columns == out.columns, "select_logit_rows: the columns differ");
+    const std::vector<std::uint32_t>& rows = step().logit_rows;
     float* to = floats_of(out, rows.size());
     for (std::size_t t = 0; t < rows.size(); ++t) {
       const float* row = floats_of(from, std::size_t{rows[t]} + 1) + rows[t] * from.columns;
@@ -173,6 +187,12 @@ class CpuDevice final : public Device {
     const float* from = floats_of(delta, num_rows);
     over_rows(num_rows, x.columns,
               [&](std::size_t, std::size_t t) { kernels_.add(to + t * x.columns, from + t * x.columns, bias, x.columns); });
+  }
+
+  void add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
+                    const Matrix& out) override {
+    add(x, delta, num_rows, bias);
+    rms_norm(x, num_rows, weight, eps, out);
   }
 
   void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
@@ -210,9 +230,10 @@ class CpuDevice final : public Device {
     }
   }
 
-  void rotate_and_append(const Matrix& qkv, const StepBatch& batch, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
+  void rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
                          std::size_t layer) override {
     const FloatMode mode;
+    const StepBatch& batch = step();
     const CacheView view = checked_cache(qkv, spec, cache, layer);
     float* rows = floats_of(qkv, batch.num_tokens());
     if (table) check_table(*table, batch, spec.head_dim);
@@ -229,9 +250,9 @@ class CpuDevice final : public Device {
     });
   }
 
-  void attention(const Matrix& qkv, const StepBatch& batch, const AttentionSpec& spec, KvCache& cache, std::size_t layer,
-                 const Matrix& out) override {
+  void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) override {
     const FloatMode mode;
+    const StepBatch& batch = step();
     const CacheView view = checked_cache(qkv, spec, cache, layer);
     require(out.columns == spec.num_heads * spec.head_dim, "attention: the output must have num_heads * head_dim columns");
     const std::size_t tokens = batch.num_tokens();
@@ -264,15 +285,25 @@ class CpuDevice final : public Device {
     over_rows(num_rows, x.columns, [&](std::size_t, std::size_t t) { quantise_row(kernels_, from + t * x.columns, to, t); });
   }
 
-  void top_of_rows(const Matrix& logits, std::size_t num_rows, std::span<Top> tops) override {
+  void top_of_rows(const Matrix& logits, std::size_t num_rows) override {
     const FloatMode mode;
-    require(tops.size() >= num_rows, "top_of_rows: no room for the tops");
+    tops_.resize(num_rows);
     const float* rows = floats_of(logits, num_rows);
     over_rows(num_rows, logits.columns,
-              [&](std::size_t, std::size_t t) { tops[t] = kernels_.top(rows + t * logits.columns, logits.columns); });
+              [&](std::size_t, std::size_t t) { tops_[t] = kernels_.top(rows + t * logits.columns, logits.columns); });
+  }
+
+  void read_tops(std::span<Top> tops) override {
+    require(tops.size() <= tops_.size(), "read_tops: fewer tops were found");
+    std::copy_n(tops_.begin(), tops.size(), tops.begin());
   }
 
  private:
+  const StepBatch& step() const {
+    if (step_ == nullptr) throw std::logic_error("no step has begun");
+    return *step_;
+  }
+
   void reserve_scratch(std::size_t bytes) {
     for (auto& scratch : scratch_) {
       if (scratch.size() < bytes) scratch.resize(bytes);
@@ -350,6 +381,8 @@ class CpuDevice final : public Device {
   }
 
   const Kernels& kernels_;
+  const StepBatch* step_ = nullptr;
+  std::vector<Top> tops_;
   ThreadPool pool_;
   AttentionRunner attention_;
   Arena arena_;
@@ -359,6 +392,10 @@ class CpuDevice final : public Device {
 
 }  // namespace
 }  // namespace cpu
+
+Activation cpu_activation_for(DType weight) {
+  return info(weight).block_quantised() ? Activation::kInt8Blocks : Activation::kFloat32;
+}
 
 std::unique_ptr<Device> make_cpu_device(const CpuOptions& options) {
   if (options.num_threads == 0) throw std::invalid_argument("a CPU device needs at least one thread");

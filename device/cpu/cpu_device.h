@@ -19,4 +19,7 @@ struct CpuOptions {
 /// @throws std::invalid_argument for no thread, std::runtime_error for an instruction set that the machine lacks.
 std::unique_ptr<Device> make_cpu_device(const CpuOptions& options);
 
+/// What its activation_for() says, for plans of which no device is at hand: int8 blocks for block-quantised weights, else floats.
+Activation cpu_activation_for(DType weight);
+
 }  // namespace lockstep::device

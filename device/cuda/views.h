@@ -43,13 +43,13 @@ struct SequenceView {
 /// The step in device memory. The addresses and `block_table_stride` stay for the life of the device, so that a recorded graph reads the
 /// step that was uploaded last; the counts are those of the recording, pads included.
 struct StepView {
-  const std::int32_t* token_ids = nullptr;       // [num_tokens]; -1: a pad
-  const std::int32_t* positions = nullptr;       // [num_tokens]; -1: a pad
-  const std::uint32_t* sequence_of = nullptr;    // [num_tokens]: index into `sequences`
-  const SequenceView* sequences = nullptr;       // [num_sequences]
-  const std::uint32_t* block_tables = nullptr;   // [num_sequences, block_table_stride]
-  const std::uint32_t* logit_rows = nullptr;     // [num_logit_rows]; pads are 0
-  std::uint32_t block_table_stride = 0;          // entries
+  const std::int32_t* token_ids = nullptr;      // [num_tokens]; -1: a pad
+  const std::int32_t* positions = nullptr;      // [num_tokens]; -1: a pad
+  const std::uint32_t* sequence_of = nullptr;   // [num_tokens]: index into `sequences`
+  const SequenceView* sequences = nullptr;      // [num_sequences]
+  const std::uint32_t* block_tables = nullptr;  // [num_sequences, block_table_stride]
+  const std::uint32_t* logit_rows = nullptr;    // [num_logit_rows]; pads are 0
+  std::uint32_t block_table_stride = 0;         // entries
   std::uint32_t num_tokens = 0;
   std::uint32_t num_sequences = 0;
   std::uint32_t num_logit_rows = 0;

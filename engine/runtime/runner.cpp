@@ -17,7 +17,6 @@ using parallel::RankNode;
 using parallel::RankOp;
 
 struct Runner::StepContext {
-  const device::StepBatch& batch;
   std::uint64_t sequence = 0;
   std::size_t rows = 0;  // of the values that the current node works on: tokens, then logit rows
 };
@@ -50,6 +49,11 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
   options_.kv.num_layers = graph_.dims.num_layers;
   options_.kv.num_kv_heads = mine.kv_heads.size();
   options_.kv.head_dim = graph_.dims.head_dim;
+  device_.prepare_steps({.max_tokens = options_.max_tokens,
+                         .max_logit_rows = options_.max_logit_rows,
+                         .max_sequences = options_.max_sequences,
+                         .max_positions = options_.max_positions,
+                         .max_sequence_blocks = (options_.max_positions + options_.kv.block_size - 1) / options_.kv.block_size});
   kv_ = device_.allocate_kv_cache(options_.kv);
   allocate_values();
 }
@@ -70,13 +74,10 @@ void Runner::allocate_values() {
     buffers_.push_back(device_.allocate(device_.matrix_bytes(value.type, rows, value.columns)));
     values_.push_back({buffers_.back()->data(), value.columns, rows, value.type});
   }
-  if (graph_.shard.num_ranks > 1) {
-    gathered_embedding_ = device_.allocate(device_.matrix_bytes(Activation::kFloat32, options_.max_tokens, graph_.dims.hidden));
-  }
 }
 
-const float* Runner::vector_of(const RankNode& node) const {
-  return node.vector == kNone ? nullptr : static_cast<const float*>(shard_.vectors[node.vector]->data());
+const float* Runner::vector_of(std::size_t vector) const {
+  return vector == kNone ? nullptr : static_cast<const float*>(shard_.vectors[vector]->data());
 }
 
 void Runner::run(const StepPlan& plan, StepResult& result) {
@@ -86,18 +87,28 @@ void Runner::run(const StepPlan& plan, StepResult& result) {
                              std::to_string(plan.batch.logit_rows.size()) + " logit rows; there is room for " +
                              std::to_string(options_.max_tokens) + " and " + std::to_string(options_.max_logit_rows));
   }
-  StepContext step{plan.batch, plan.sequence, plan.batch.num_tokens()};
+  check_token_ids(plan.batch);
   result.tops.clear();
   result.logits.clear();
-  for (const RankNode& node : graph_.nodes) {
-    if (node.op == RankOp::kSelectLogitRows) {
-      step.rows = plan.batch.logit_rows.size();
-      if (step.rows == 0) return;  // the same on every rank: the plan says so
+  const device::StepRows rows = device_.begin_step(plan.batch);
+  const auto walk = [&] {
+    StepContext step{plan.sequence, rows.tokens};
+    for (const RankNode& node : graph_.nodes) {
+      if (node.op == RankOp::kSelectLogitRows) {
+        step.rows = rows.logits;
+        if (step.rows == 0) return;  // the same on every rank: the plan says so
+      }
+      run_node(node, step);
+      if (tap_) show(node, step);
     }
-    run_node(node, step);
-    if (tap_) show(node, step);
+    if (values_[graph_.logits].columns > 0) device_.top_of_rows(values_[graph_.logits], step.rows);
+  };
+  if (tap_) {
+    walk();  // what a tap sees must be computed now, not replayed
+  } else {
+    device_.run_step(walk);
   }
-  deliver(plan, result);
+  if (!plan.batch.logit_rows.empty()) deliver(plan, result);
 }
 
 void Runner::run_node(const RankNode& node, const StepContext& step) {
@@ -108,63 +119,46 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
   const auto input = [&]() -> const Matrix& { return values_[node.input]; };
   const auto output = [&]() -> const Matrix& { return values_[node.output]; };
   switch (node.op) {
-    case RankOp::kEmbed: embed(node, step.batch); return;
-    case RankOp::kGatherEmbedding: gather_embedding(node, step.batch); return;
-    case RankOp::kRmsNorm: device_.rms_norm(input(), step.rows, vector_of(node), graph_.rms_norm_eps, output()); return;
+    case RankOp::kEmbed: embed(node); return;
+    case RankOp::kRmsNorm: device_.rms_norm(input(), step.rows, vector_of(node.vector), graph_.rms_norm_eps, output()); return;
     case RankOp::kConvert: device_.convert(input(), step.rows, output()); return;
     case RankOp::kLinear:
       if (shard_.weights[node.weight])
-        device_.linear(input(), step.rows, *shard_.weights[node.weight], vector_of(node), output(), node.out_column);
+        device_.linear(input(), step.rows, *shard_.weights[node.weight], vector_of(node.vector), output(), node.out_column);
       return;
     case RankOp::kRotateAndAppend:
-      device_.rotate_and_append(input(), step.batch, attention_, rotary_.rotary_dim > 0 ? &rotary_ : nullptr, *kv_, node.layer);
+      device_.rotate_and_append(input(), attention_, rotary_.rotary_dim > 0 ? &rotary_ : nullptr, *kv_, node.layer);
       return;
-    case RankOp::kAttention: device_.attention(input(), step.batch, attention_, *kv_, node.layer, output()); return;
+    case RankOp::kAttention: device_.attention(input(), attention_, *kv_, node.layer, output()); return;
     case RankOp::kSwiglu: device_.swiglu(input(), step.rows, output()); return;
     case RankOp::kAllReduce:
-      device_.synchronize();
       communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(input().data), step.rows * input().columns);
       return;
-    case RankOp::kAdd: device_.add(output(), input(), step.rows, vector_of(node)); return;
-    case RankOp::kSelectLogitRows: device_.gather_rows(input(), step.batch.logit_rows, output()); return;
+    case RankOp::kAdd: device_.add(output(), input(), step.rows, vector_of(node.vector)); return;
+    case RankOp::kAddRmsNorm: add_rms_norm(node, step.rows); return;
+    case RankOp::kSelectLogitRows: device_.select_logit_rows(input(), output()); return;
   }
 }
 
-void Runner::embed(const RankNode& node, const device::StepBatch& batch) {
-  const parallel::Range mine = graph_.shard.vocabulary;
-  own_rows_.clear();
+void Runner::check_token_ids(const device::StepBatch& batch) const {
   for (const std::int32_t id : batch.token_ids) {
-    const auto unsigned_id = static_cast<std::size_t>(id);
-    if (id < 0 || unsigned_id >= graph_.dims.vocabulary)
+    if (id < 0 || static_cast<std::size_t>(id) >= graph_.dims.vocabulary)
       throw std::runtime_error("runner: token id " + std::to_string(id) + " is not in the vocabulary");
-    if (unsigned_id >= mine.begin && unsigned_id < mine.end) own_rows_.push_back(static_cast<std::int32_t>(unsigned_id - mine.begin));
   }
-  if (!own_rows_.empty()) device_.embed(*shard_.weights[node.weight], own_rows_, values_[node.output]);
 }
 
-/// Every rank has embedded the tokens whose rows it holds, in the order of the step. All ranks know all token ids, so each knows who has
-/// what.
-void Runner::gather_embedding(const RankNode& node, const device::StepBatch& batch) {
-  const std::vector<parallel::Range>& shares = graph_.vocabulary_shares;
-  const auto owner_of = [&](std::int32_t id) {
-    const auto behind = std::upper_bound(shares.begin(), shares.end(), static_cast<std::size_t>(id),
-                                         [](std::size_t value, parallel::Range share) { return value < share.end; });
-    return static_cast<std::size_t>(behind - shares.begin());
-  };
-  const std::size_t row_bytes = graph_.dims.hidden * sizeof(float);
-  bytes_per_rank_.assign(shares.size(), 0);
-  for (const std::int32_t id : batch.token_ids) bytes_per_rank_[owner_of(id)] += row_bytes;
-  std::vector<std::uint32_t> next(shares.size(), 0);  // row of the rank's next token in the gathered rows
-  for (std::size_t rank = 1; rank < shares.size(); ++rank)
-    next[rank] = next[rank - 1] + static_cast<std::uint32_t>(bytes_per_rank_[rank - 1] / row_bytes);
-  token_order_.clear();
-  for (const std::int32_t id : batch.token_ids) token_order_.push_back(next[owner_of(id)]++);
+void Runner::embed(const RankNode& node) {
+  device_.embed(shard_.weights[node.weight].get(), static_cast<std::int32_t>(graph_.shard.vocabulary.begin), values_[node.output]);
+}
 
-  device_.synchronize();
-  auto* gathered = static_cast<std::byte*>(gathered_embedding_->data());
-  communicator_.all_gather({static_cast<const std::byte*>(values_[node.input].data), bytes_per_rank_[graph_.shard.rank]},
-                           {gathered, batch.num_tokens() * row_bytes}, bytes_per_rank_);
-  device_.gather_rows({gathered, graph_.dims.hidden, options_.max_tokens, Activation::kFloat32}, token_order_, values_[node.output]);
+void Runner::add_rms_norm(const RankNode& node, std::size_t rows) {
+  const comm::ResidualNorm then{values_[node.residual], vector_of(node.vector), vector_of(node.norm), graph_.rms_norm_eps,
+                                values_[node.output]};
+  const Matrix& delta = values_[node.input];
+  if (node.tree != kNone && !tap_) return communicator_.all_reduce_add_norm(device_, graph_.trees[node.tree], delta, rows, then);
+  // A tap wants to see the sum, which need not stand anywhere after the fused call.
+  if (node.tree != kNone) communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(delta.data), rows * delta.columns);
+  device_.add_rms_norm(then.x, delta, rows, then.bias, then.weight, then.eps, then.out);
 }
 
 void Runner::show(const RankNode& node, const StepContext& step) {
@@ -173,12 +167,14 @@ void Runner::show(const RankNode& node, const StepContext& step) {
     std::vector<float> floats(step.rows * columns);
     device_.read_floats(values_[value], 0, step.rows, floats);
     if (bias != nullptr) {
-      for (std::size_t i = 0; i < floats.size(); ++i) floats[i] += bias[i % columns];
+      std::vector<float> biases(columns);
+      device_.read_floats({const_cast<float*>(bias), columns, 1, Activation::kFloat32}, 0, 1, biases);
+      for (std::size_t i = 0; i < floats.size(); ++i) floats[i] += biases[i % columns];
     }
     tap_(name, step.rows, columns, floats);
   };
-  if (!node.tap_input.empty()) show_value(node.tap_input, node.input, vector_of(node));
-  if (!node.tap.empty()) show_value(node.tap, node.output, nullptr);
+  if (!node.tap_input.empty()) show_value(node.tap_input, node.input, vector_of(node.vector));
+  if (!node.tap.empty()) show_value(node.tap, node.residual != kNone ? node.residual : node.output, nullptr);
 }
 
 void Runner::deliver(const StepPlan& plan, StepResult& result) {
@@ -190,7 +186,7 @@ void Runner::deliver(const StepPlan& plan, StepResult& result) {
 
 void Runner::gather_tops(std::size_t num_rows, StepResult& result) {
   local_tops_.assign(num_rows, device::Top{});
-  if (values_[graph_.logits].columns > 0) device_.top_of_rows(values_[graph_.logits], num_rows, local_tops_);
+  if (values_[graph_.logits].columns > 0) device_.read_tops(local_tops_);
   const std::size_t num_ranks = graph_.shard.num_ranks;
   const bool root = graph_.shard.rank == 0;
   all_tops_.resize(root ? num_ranks * num_rows : 0);

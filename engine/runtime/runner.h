@@ -19,6 +19,7 @@ namespace lockstep::engine {
 struct RunnerOptions {
   std::size_t max_tokens = 0;      // of a step
   std::size_t max_logit_rows = 0;  // of a step
+  std::size_t max_sequences = 0;   // of a step
   std::size_t max_positions = 0;   // of a sequence
   device::KvCacheSpec kv;          // layers, heads and head size are filled in from the plan
 };
@@ -45,14 +46,15 @@ class Runner final : public StepRunner {
  private:
   struct StepContext;
   void run_node(const parallel::RankNode& node, const StepContext& step);
-  void embed(const parallel::RankNode& node, const device::StepBatch& batch);
-  void gather_embedding(const parallel::RankNode& node, const device::StepBatch& batch);
+  void embed(const parallel::RankNode& node);
+  void add_rms_norm(const parallel::RankNode& node, std::size_t rows);
+  void check_token_ids(const device::StepBatch& batch) const;
   void show(const parallel::RankNode& node, const StepContext& step);
   void deliver(const StepPlan& plan, StepResult& result);
   void gather_tops(std::size_t num_rows, StepResult& result);
   void gather_logits(const StepPlan& plan, StepResult& result);
   void allocate_values();
-  const float* vector_of(const parallel::RankNode& node) const;
+  const float* vector_of(std::size_t vector) const;
 
   parallel::RankGraph graph_;
   LoadedShard shard_;
@@ -70,15 +72,12 @@ class Runner final : public StepRunner {
   std::vector<std::size_t> vocabulary_sizes_;  // [ranks]
 
   // Scratch of a step, kept for its capacity.
-  std::vector<std::int32_t> own_rows_;
-  std::vector<std::uint32_t> token_order_;
   std::vector<std::size_t> bytes_per_rank_;
   std::vector<device::Top> local_tops_;
   std::vector<device::Top> all_tops_;
-  std::unique_ptr<device::Buffer> gathered_embedding_;  // [max tokens, hidden]
-  std::vector<float> local_logits_;                     // [rows][local vocabulary]
-  std::vector<float> gathered_logits_;                  // rank 0: [ranks][rows][local vocabulary]
-  std::vector<float> logits_;                           // rank 0: [rows][vocabulary]
+  std::vector<float> local_logits_;     // [rows][local vocabulary]
+  std::vector<float> gathered_logits_;  // rank 0: [ranks][rows][local vocabulary]
+  std::vector<float> logits_;           // rank 0: [rows][vocabulary]
 };
 
 }  // namespace lockstep::engine

@@ -332,6 +332,25 @@ inline void an_abort_reaches_everyone(Communicator& communicator) {
   every_later_call_throws(communicator, error);
 }
 
+/// check() is silent as long as all is well, and throws the reason soon after another rank gave up, without a collective.
+inline void a_check_finds_an_abort(Communicator& communicator) {
+  const std::string early = error_of([&] { communicator.check(); });
+  require(early.empty(), "a check before any call says \"" + early + "\"");
+  communicator.barrier();
+  const std::string between = error_of([&] { communicator.check(); });
+  require(between.empty(), "a check between calls says \"" + between + "\"");
+  communicator.barrier();  // all have looked
+  const std::string reason = "rank 0 could not allocate 64 bytes";
+  if (communicator.rank() == 0) communicator.abort(reason);
+  const auto start = std::chrono::steady_clock::now();
+  std::string error;
+  while (error.empty() && std::chrono::steady_clock::now() - start < std::chrono::seconds(2)) {
+    error = error_of([&] { communicator.check(); });
+  }
+  require(error == reason, "the abort arrives in a check as \"" + error + "\"");
+  every_later_call_throws(communicator, error);
+}
+
 inline void other_operations_are_found(Communicator& communicator) {
   std::vector<float> values(8);
   const std::string error = error_of([&] {
@@ -403,6 +422,7 @@ inline void a_channel_out_of_step_is_found(Communicator& communicator) {
 /// The cases that end the life of a communicator.
 inline std::vector<Case> failing_cases() {
   return {{"AnAbortReachesEveryone", an_abort_reaches_everyone},
+          {"ACheckFindsAnAbort", a_check_finds_an_abort},
           {"OtherOperationsAreFound", other_operations_are_found},
           {"OtherSizesAreFound", other_sizes_are_found},
           {"OtherSharesAreFound", other_shares_are_found},

@@ -107,6 +107,19 @@ void one_is_late(Communicator& communicator) {
   report(error, after);
 }
 
+TEST(ShmFault, ACheckFindsAKilledRankWithinASecond) {
+  const Outcomes outcomes = run_shm(3, {}, [](Communicator& communicator) {
+    communicator.barrier();
+    if (communicator.rank() == 1) raise(SIGKILL);
+    const auto start = Clock::now();
+    std::string error;
+    while (error.empty() && Clock::now() - start < milliseconds(5000)) error = conformance::error_of([&] { communicator.check(); });
+    report(error, std::chrono::duration_cast<milliseconds>(Clock::now() - start));
+  });
+  EXPECT_THAT(outcomes[0], HasSubstr("in time: a rank has died: rank 1"));
+  EXPECT_THAT(outcomes[2], HasSubstr("in time: a rank has died: rank 1"));
+}
+
 class Late : public testing::TestWithParam<std::pair<const char*, Runner>> {};
 
 TEST_P(Late, ARankThatSleepsIsNamedAtTheDeadlineWithWhereEachStands) {

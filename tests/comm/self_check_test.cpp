@@ -30,6 +30,7 @@ class SpoiledSums final : public Communicator {
   }
   void broadcast(std::span<std::byte> bytes, int root) override { next_.broadcast(bytes, root); }
   void barrier() override { next_.barrier(); }
+  void check() override { next_.check(); }
   void abort(std::string_view reason) noexcept override { next_.abort(reason); }
   void set_position(const Position& position) noexcept override { next_.set_position(position); }
 

@@ -86,8 +86,9 @@ std::vector<std::vector<float>> run_scene(const Scene& scene, Device& device, st
     if (members.empty()) return outputs;
     const OwnedMatrix in = upload(device, qkv, scene.columns());
     const OwnedMatrix out = make_matrix(device, type, batch.num_tokens(), out_columns);
-    device.rotate_and_append(in.matrix, batch, scene.spec, &table, *cache, 1);
-    device.attention(in.matrix, batch, scene.spec, *cache, 1, out.matrix);
+    device.begin_step(batch);
+    device.rotate_and_append(in.matrix, scene.spec, &table, *cache, 1);
+    device.attention(in.matrix, scene.spec, *cache, 1, out.matrix);
     const std::vector<float> values = download(device, out.matrix, batch.num_tokens());
     for (std::size_t m = 0; m < members.size(); ++m) {
       const auto from = values.begin() + static_cast<std::ptrdiff_t>(batch.sequences[m].first_token * out_columns);

@@ -124,11 +124,31 @@ TEST(Add, AddsTheBiasToTheDeltaFirst) {
   }
 }
 
-TEST(GatherRows, CopiesTheRowsThatAreAskedFor) {
+TEST(AddRmsNorm, GivesTheBitsOfTheTwoOps) {
+  const std::vector<float> x = random_floats(5 * 64, 1), delta = random_floats(5 * 64, 2), bias = random_floats(64, 3),
+                           weight = random_floats(64, 4);
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    for (const Activation type : {Activation::kFloat32, Activation::kInt8Blocks}) {
+      const OwnedMatrix from = upload(*device, delta, 64), one = upload(*device, x, 64), two = upload(*device, x, 64);
+      const OwnedMatrix fused = make_matrix(*device, type, 5, 64), separate = make_matrix(*device, type, 5, 64);
+      device->add_rms_norm(one.matrix, from.matrix, 5, bias.data(), weight.data(), 1e-5f, fused.matrix);
+      device->add(two.matrix, from.matrix, 5, bias.data());
+      device->rms_norm(two.matrix, 5, weight.data(), 1e-5f, separate.matrix);
+      EXPECT_EQ(count_different(download(*device, one.matrix, 5), download(*device, two.matrix, 5)), 0u);
+      EXPECT_EQ(count_different(download(*device, fused.matrix, 5), download(*device, separate.matrix, 5)), 0u);
+    }
+  }
+}
+
+TEST(SelectLogitRows, CopiesTheRowsThatAreAskedFor) {
   const auto device = make_cpu_device({1});
   const std::vector<float> x = random_floats(5 * 3, 1);
   const OwnedMatrix from = upload(*device, x, 3), to = make_matrix(*device, Activation::kFloat32, 2, 3);
-  device->gather_rows(from.matrix, std::vector<std::uint32_t>{4, 1}, to.matrix);
+  StepBatch batch;
+  batch.logit_rows = {4, 1};
+  EXPECT_EQ(device->begin_step(batch).logits, 2u);
+  device->select_logit_rows(from.matrix, to.matrix);
   EXPECT_EQ(download(*device, to.matrix, 2), (std::vector<float>{x[12], x[13], x[14], x[3], x[4], x[5]}));
 }
 
@@ -138,7 +158,8 @@ TEST(TopOfRows, TheLowestIdWinsATieAndWhatIsNotFiniteIsReported) {
     const auto top = [&](const std::vector<float>& row) {
       const OwnedMatrix logits = upload(*device, row, row.size());
       Top found;
-      device->top_of_rows(logits.matrix, 1, std::span(&found, 1));
+      device->top_of_rows(logits.matrix, 1);
+      device->read_tops(std::span(&found, 1));
       return found;
     };
     for (const std::size_t n : {1, 15, 16, 97, 257}) {
@@ -176,7 +197,8 @@ TEST(TopOfRows, ARowOfNoColumnsHasNone) {
   const auto device = make_cpu_device({1});
   const OwnedMatrix logits = make_matrix(*device, Activation::kFloat32, 1, 0);
   Top found;
-  device->top_of_rows(logits.matrix, 1, std::span(&found, 1));
+  device->top_of_rows(logits.matrix, 1);
+  device->read_tops(std::span(&found, 1));
   EXPECT_EQ(found.id, -1);
   EXPECT_TRUE(found.finite);
 }

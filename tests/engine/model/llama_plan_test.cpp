@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "device/cpu/cpu_device.h"
 #include "engine/model/registry.h"
 #include "parallel/plan.h"
 
@@ -39,44 +40,43 @@ parallel::Graph graph_with_types(const ModelSpec& spec, device::DType matrices, 
 }
 
 TEST(LlamaPlan, QuantisedExampleModelOnTheSecondOfTwoRanks) {
-  const parallel::RankGraph plan = parallel::plan(graph_with_types(example_spec(), device::DType::kQ4_1, device::DType::kQ8_0), 1, 2);
+  const parallel::RankGraph plan =
+      parallel::plan(graph_with_types(example_spec(), device::DType::kQ4_1, device::DType::kQ8_0), 1, 2, device::cpu_activation_for);
   EXPECT_EQ(parallel::print(plan), R"PLAN(rank 1 of 2: query heads 5..9, KV heads 1..3, inner columns 768..1536, vocabulary 24576..49152
-n00 embed                             -> embedded[tok,576]     model.embed_tokens.weight[24576..49152 of 49152, 0..576 of 576] Q8_0
-n01 gather_embedding embedded         -> x[tok,576]
+n00 embed                             -> x[tok,576]            model.embed_tokens.weight[24576..49152 of 49152, 0..576 of 576] Q8_0
+n01 all_reduce       x                -> x[tok,576]            roots of ranks 1+1
 n02 rms_norm         x                -> h.int8[tok,576]       model.layers.0.input_layernorm.weight[576]
 n03 linear           h.int8           -> qkv[tok,512]          model.layers.0.self_attn.q_proj.weight[320..576 of 576, 0..576 of 576] + model.layers.0.self_attn.k_proj.weight[64..192 of 192, 0..576 of 576] + model.layers.0.self_attn.v_proj.weight[64..192 of 192, 0..576 of 576] Q4_1
 n04 rotate_append    qkv              ->
 n05 attention        qkv              -> a.int8[tok,256]
 n06 linear           a.int8           -> p[tok,576]            model.layers.0.self_attn.o_proj.weight[0..576 of 576, 320..576 of 576] Q4_1, 4 leaves to 3 roots
-n07 all_reduce       p                -> p[tok,576]            roots of ranks 2+3
-n08 add              p                -> x[tok,576]
-n09 rms_norm         x                -> h.int8[tok,576]       model.layers.0.post_attention_layernorm.weight[576]
-n10 linear           h.int8           -> gate_up[tok,1536]     model.layers.0.mlp.gate_proj.weight[768..1536 of 1536, 0..576 of 576] + model.layers.0.mlp.up_proj.weight[768..1536 of 1536, 0..576 of 576] Q4_1
-n11 swiglu           gate_up          -> f.int8[tok,768]
-n12 linear           f.int8           -> p[tok,576]            model.layers.0.mlp.down_proj.weight[0..576 of 576, 768..1536 of 1536] Q4_1, 8 leaves to 1 roots
-n13 all_reduce       p                -> p[tok,576]            roots of ranks 1+1
-n14 add              p                -> x[tok,576]
-n28 select_rows      x                -> x.selected[tok,576]
-n29 rms_norm         x.selected       -> h.selected.int8[tok,576]  model.norm.weight[576]
-n30 linear           h.selected.int8  -> logits[tok,24576]     model.embed_tokens.weight[24576..49152 of 49152, 0..576 of 576] Q8_0
+n07 reduce_add_norm  p, x             -> x, h.int8[tok,576]    model.layers.0.post_attention_layernorm.weight[576]  roots of ranks 2+3
+n08 linear           h.int8           -> gate_up[tok,1536]     model.layers.0.mlp.gate_proj.weight[768..1536 of 1536, 0..576 of 576] + model.layers.0.mlp.up_proj.weight[768..1536 of 1536, 0..576 of 576] Q4_1
+n09 swiglu           gate_up          -> f.int8[tok,768]
+n10 linear           f.int8           -> p[tok,576]            model.layers.0.mlp.down_proj.weight[0..576 of 576, 768..1536 of 1536] Q4_1, 8 leaves to 1 roots
+n11 reduce_add_norm  p, x             -> x, h.int8[tok,576]    model.layers.1.input_layernorm.weight[576]  roots of ranks 1+1
+n22 select_rows      x                -> x.selected[tok,576]
+n23 rms_norm         x.selected       -> h.selected.int8[tok,576]  model.norm.weight[576]
+n24 linear           h.selected.int8  -> logits[tok,24576]     model.embed_tokens.weight[24576..49152 of 49152, 0..576 of 576] Q8_0
 )PLAN");
 }
 
 TEST(LlamaPlan, OneRankHasNoCollectives) {
-  const std::string text =
-      parallel::print(parallel::plan(graph_with_types(example_spec(), device::DType::kF32, device::DType::kF32), 0, 1), true);
+  const std::string text = parallel::print(
+      parallel::plan(graph_with_types(example_spec(), device::DType::kF32, device::DType::kF32), 0, 1, device::cpu_activation_for), true);
   EXPECT_THAT(text, testing::Not(HasSubstr("all_reduce")));
-  EXPECT_THAT(text, testing::Not(HasSubstr("gather_embedding")));
+  EXPECT_THAT(text, testing::Not(HasSubstr("reduce_add_norm")));
   EXPECT_THAT(text, testing::Not(HasSubstr("int8")));
 }
 
 TEST(LlamaPlan, EveryRowParallelProductIsFollowedByItsAllReduce) {
-  const parallel::RankGraph plan = parallel::plan(graph_with_types(example_spec(), device::DType::kF16, device::DType::kF16), 2, 3);
+  const parallel::RankGraph plan =
+      parallel::plan(graph_with_types(example_spec(), device::DType::kF16, device::DType::kF16), 2, 3, device::cpu_activation_for);
   std::size_t products = 0;
   for (std::size_t i = 0; i < plan.nodes.size(); ++i) {
     if (plan.nodes[i].op != parallel::RankOp::kLinear || plan.weights[plan.nodes[i].weight].spec.leaves.size() < 2) continue;
     ++products;
-    ASSERT_EQ(plan.nodes[i + 1].op, parallel::RankOp::kAllReduce);
+    ASSERT_NE(plan.nodes[i + 1].tree, parallel::kNone);
     EXPECT_EQ(plan.nodes[i + 1].input, plan.nodes[i].output);
     EXPECT_EQ(plan.trees[plan.nodes[i + 1].tree].roots_per_rank[2], plan.weights[plan.nodes[i].weight].spec.num_roots());
   }
@@ -86,11 +86,13 @@ TEST(LlamaPlan, EveryRowParallelProductIsFollowedByItsAllReduce) {
 TEST(LlamaPlan, BiasesOfSplitRowsAreCutAndThoseOfSumsAreAddedOnceByEveryRank) {
   ModelSpec spec = example_spec();
   spec.attention_bias = spec.attention_output_bias = spec.mlp_bias = true;
-  const parallel::RankGraph plan = parallel::plan(graph_with_types(spec, device::DType::kF32, device::DType::kF32), 1, 2);
+  const parallel::RankGraph plan =
+      parallel::plan(graph_with_types(spec, device::DType::kF32, device::DType::kF32), 1, 2, device::cpu_activation_for);
   for (const parallel::RankNode& node : plan.nodes) {
     if (node.vector == parallel::kNone) continue;
     if (node.op == parallel::RankOp::kRmsNorm) continue;
-    const std::size_t wanted = node.op == parallel::RankOp::kAdd ? spec.hidden_size : plan.weights[node.weight].spec.rows;
+    const bool is_sum = node.op == parallel::RankOp::kAdd || node.op == parallel::RankOp::kAddRmsNorm;
+    const std::size_t wanted = is_sum ? spec.hidden_size : plan.weights[node.weight].spec.rows;
     EXPECT_EQ(plan.vectors[node.vector].size, wanted) << node.name;
   }
 }
@@ -100,7 +102,7 @@ TEST(LlamaPlan, ProjectionsOfDifferentTypesBecomeSeparateProductsIntoOneMatrix) 
   for (parallel::TensorDecl& tensor : graph.tensors) {
     if (tensor.name == "model.layers.0.self_attn.v_proj.weight") tensor.dtype = device::DType::kF16;
   }
-  const parallel::RankGraph plan = parallel::plan(graph, 0, 1);
+  const parallel::RankGraph plan = parallel::plan(graph, 0, 1, device::cpu_activation_for);
   std::vector<std::size_t> columns;
   for (const parallel::RankNode& node : plan.nodes) {
     if (node.op == parallel::RankOp::kLinear && node.layer == 0 && plan.values[node.output].name == "qkv")

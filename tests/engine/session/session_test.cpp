@@ -77,6 +77,7 @@ class Recorder final : public comm::Communicator {
     heard_.insert(heard_.end(), bytes.begin(), bytes.end());
   }
   void barrier() override { inner_->barrier(); }
+  void check() override { inner_->check(); }
   void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
   void set_position(const comm::Position& position) noexcept override { inner_->set_position(position); }
   const std::vector<std::byte>& heard() const { return heard_; }
@@ -162,7 +163,7 @@ TEST_F(SessionTest, EachRankReadsAndKeepsItsOwnShare) {
       std::size_t largest = 0;
       for (std::size_t rank = 0; rank < ranks; ++rank) {
         const engine::OpenedModel model = engine::open_model(path);
-        const parallel::RankGraph plan = parallel::plan(engine::graph_of(model, false), rank, ranks);
+        const parallel::RankGraph plan = parallel::plan(engine::graph_of(model, false), rank, ranks, device::cpu_activation_for);
         const auto device = device::make_cpu_device({.num_threads = 1});
         const std::uint64_t before = model.weights->bytes_read();
         const std::size_t bytes = engine::load_shard(plan, model.spec, *model.weights, *device).size_bytes();
