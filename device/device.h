@@ -160,6 +160,8 @@ class Device {
   virtual std::size_t matrix_bytes(Activation type, std::size_t rows, std::size_t columns) const = 0;
   virtual std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) = 0;
   virtual std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) = 0;
+  /// Memory that is free now, where the device has its own; else 0, and budgets are about the host's memory.
+  virtual std::size_t free_bytes() const { return 0; }
   virtual void synchronize() = 0;
 
   // Copies between host and device, complete on return.

@@ -43,24 +43,21 @@ TEST(LlamaPlan, QuantisedExampleModelOnTheSecondOfTwoRanks) {
   const parallel::RankGraph plan =
       parallel::plan(graph_with_types(example_spec(), device::DType::kQ4_1, device::DType::kQ8_0), 1, 2, device::cpu_activation_for);
   EXPECT_EQ(parallel::print(plan), R"PLAN(rank 1 of 2: query heads 5..9, KV heads 1..3, inner columns 768..1536, vocabulary 24576..49152
-n00 embed                             -> embedded[tok,576]     model.embed_tokens.weight[24576..49152 of 49152, 0..576 of 576] Q8_0
-n01 gather_embedding embedded         -> x[tok,576]
+n00 embed                             -> x[tok,576]            model.embed_tokens.weight[24576..49152 of 49152, 0..576 of 576] Q8_0
+n01 all_reduce       x                -> x[tok,576]            roots of ranks 1+1
 n02 rms_norm         x                -> h.int8[tok,576]       model.layers.0.input_layernorm.weight[576]
 n03 linear           h.int8           -> qkv[tok,512]          model.layers.0.self_attn.q_proj.weight[320..576 of 576, 0..576 of 576] + model.layers.0.self_attn.k_proj.weight[64..192 of 192, 0..576 of 576] + model.layers.0.self_attn.v_proj.weight[64..192 of 192, 0..576 of 576] Q4_1
 n04 rotate_append    qkv              ->
 n05 attention        qkv              -> a.int8[tok,256]
 n06 linear           a.int8           -> p[tok,576]            model.layers.0.self_attn.o_proj.weight[0..576 of 576, 320..576 of 576] Q4_1, 4 leaves to 3 roots
-n07 all_reduce       p                -> p[tok,576]            roots of ranks 2+3
-n08 add              p                -> x[tok,576]
-n09 rms_norm         x                -> h.int8[tok,576]       model.layers.0.post_attention_layernorm.weight[576]
-n10 linear           h.int8           -> gate_up[tok,1536]     model.layers.0.mlp.gate_proj.weight[768..1536 of 1536, 0..576 of 576] + model.layers.0.mlp.up_proj.weight[768..1536 of 1536, 0..576 of 576] Q4_1
-n11 swiglu           gate_up          -> f.int8[tok,768]
-n12 linear           f.int8           -> p[tok,576]            model.layers.0.mlp.down_proj.weight[0..576 of 576, 768..1536 of 1536] Q4_1, 8 leaves to 1 roots
-n13 all_reduce       p                -> p[tok,576]            roots of ranks 1+1
-n14 add              p                -> x[tok,576]
-n28 select_rows      x                -> x.selected[tok,576]
-n29 rms_norm         x.selected       -> h.selected.int8[tok,576]  model.norm.weight[576]
-n30 linear           h.selected.int8  -> logits[tok,24576]     model.embed_tokens.weight[24576..49152 of 49152, 0..576 of 576] Q8_0
+n07 reduce_add_norm  p, x             -> x, h.int8[tok,576]    model.layers.0.post_attention_layernorm.weight[576]  roots of ranks 2+3
+n08 linear           h.int8           -> gate_up[tok,1536]     model.layers.0.mlp.gate_proj.weight[768..1536 of 1536, 0..576 of 576] + model.layers.0.mlp.up_proj.weight[768..1536 of 1536, 0..576 of 576] Q4_1
+n09 swiglu           gate_up          -> f.int8[tok,768]
+n10 linear           f.int8           -> p[tok,576]            model.layers.0.mlp.down_proj.weight[0..576 of 576, 768..1536 of 1536] Q4_1, 8 leaves to 1 roots
+n11 reduce_add_norm  p, x             -> x, h.int8[tok,576]    model.layers.1.input_layernorm.weight[576]  roots of ranks 1+1
+n22 select_rows      x                -> x.selected[tok,576]
+n23 rms_norm         x.selected       -> h.selected.int8[tok,576]  model.norm.weight[576]
+n24 linear           h.selected.int8  -> logits[tok,24576]     model.embed_tokens.weight[24576..49152 of 49152, 0..576 of 576] Q8_0
 )PLAN");
 }
 
