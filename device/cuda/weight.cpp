@@ -50,7 +50,7 @@ std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& re
 
   const std::size_t panels_at_once = std::clamp(kPieceBytes / panel_size, std::size_t{1}, std::max(panels, std::size_t{1}));
   std::vector<std::byte> stored(std::min(panels_at_once * kPanelRows, spec.rows) * stored_row);
-  std::vector<std::byte> packed(panels_at_once * panel_size);
+  PinnedMemory packed(panels > 0 ? panels_at_once * panel_size : 0, "loading weights");
   CopyStream stream;
   stream.copy(weight->slices_.data(), plan.slices.data(), slices_size);
   for (std::size_t first = 0; first < panels; first += panels_at_once) {
@@ -62,7 +62,7 @@ std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& re
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t from = i * kPanelRows, of_panel = std::min<std::size_t>(kPanelRows, rows - from);
       pack_panel(spec, plan, piece.subspan(from * stored_row, of_panel * stored_row),
-                 std::span(packed).subspan(i * panel_size, panel_size));
+                 {packed.as<std::byte>() + i * panel_size, panel_size});
     }
     stream.copy(weight->memory_.as<std::byte>() + first * panel_size, packed.data(), count * panel_size);
   }
