@@ -1,12 +1,13 @@
 # One target every room links: the warnings, and the floating-point rules of the numeric contract (docs/numerics.md, N9).
 add_library(lockstep_options INTERFACE)
 target_include_directories(lockstep_options INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_options(lockstep_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wno-missing-field-initializers -ffp-contract=off)
+set(LOCKSTEP_CXX_OPTIONS -Wall -Wextra -Wpedantic -Wshadow -Wno-missing-field-initializers -ffp-contract=off)
 
 # g++ 12 takes inlined copies of short std::strings for faults (its bugs 105651, 105329, 107852).
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(lockstep_options INTERFACE -Wno-restrict -Wno-array-bounds -Wno-maybe-uninitialized)
+  list(APPEND LOCKSTEP_CXX_OPTIONS -Wno-restrict -Wno-array-bounds -Wno-maybe-uninitialized)
 endif()
+target_compile_options(lockstep_options INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:${LOCKSTEP_CXX_OPTIONS}>")  # nvcc has its own
 
 # The kernels ask for -O3 themselves (device/CMakeLists.txt); elsewhere it costs minutes of build time and gains nothing.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")

@@ -1,0 +1,613 @@
+#include "simt/executor.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include "simt/sanitizers.h"
+
+namespace simt {
+
+thread_local constinit ThreadIndices* current_thread = nullptr;
+
+namespace {
+
+constexpr std::size_t kRedZone = 128;
+constexpr int kRedZoneByte = 0xB5;
+constexpr std::size_t kMaxStaticShared = 48 * 1024;
+constexpr std::size_t kMaxShared = 227 * 1024;
+constexpr unsigned kMaxThreads = 2048;  // of a multiprocessor
+
+thread_local Grid* grid_of_thread = nullptr;
+
+/// Fibers and shared memory that this thread has used and keeps.
+struct Store {
+  std::vector<Fiber*> fibers;
+  std::vector<std::pair<char*, std::size_t>> arenas;
+  ~Store() {
+    for (Fiber* fiber : fibers) drop(fiber);
+    for (const auto& [data, bytes] : arenas) {
+      unpoison(data, bytes);
+      munmap(data, bytes);
+    }
+  }
+  static void drop(Fiber* fiber) {
+    release_flow(fiber->flow);
+    delete fiber;
+  }
+  Fiber* take_fiber() {
+#if defined(LOCKSTEP_SIMT_TSAN)
+    // The one that rested longest: were it the one of the block before, the two blocks would look ordered.
+    constexpr std::size_t kMinResting = 64;
+#else
+    constexpr std::size_t kMinResting = 1;
+#endif
+    if (fibers.size() < kMinResting) return new Fiber;
+#if defined(LOCKSTEP_SIMT_TSAN)
+    Fiber* fiber = fibers.front();
+    fibers.erase(fibers.begin());
+#else
+    Fiber* fiber = fibers.back();
+    fibers.pop_back();
+#endif
+    return fiber;
+  }
+  std::pair<char*, std::size_t> take_arena(std::size_t bytes) {
+    const auto fits = std::find_if(arenas.begin(), arenas.end(), [&](const auto& arena) { return arena.second >= bytes; });
+    if (fits != arenas.end()) {
+      const auto arena = *fits;
+      arenas.erase(fits);
+      return arena;
+    }
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    return {static_cast<char*>(data), bytes};
+  }
+};
+
+Store& store() {
+  thread_local Store store_of_thread;
+  return store_of_thread;
+}
+
+bool same_site(const Site& a, const Site& b) {
+  return a.line() == b.line() && a.column() == b.column() && std::string_view(a.file_name()) == b.file_name();
+}
+
+std::string place(const Site& site) {
+  const std::string_view file = site.file_name();
+  return fmt::format("{}:{}", file.substr(file.rfind('/') + 1), site.line());
+}
+
+std::uint64_t scramble(std::uint64_t value) {
+  value ^= value >> 30;
+  value *= 0xBF58476D1CE4E5B9ull;
+  value ^= value >> 27;
+  value *= 0x94D049BB133111EBull;
+  return value ^ value >> 31;
+}
+
+bool lower_priority(const Fiber* a, const Fiber* b) { return a->priority < b->priority; }
+
+void run_thread() {
+  flow_entered();
+  current_grid()->thread_body(current_fiber());
+}
+
+}  // namespace
+
+Grid* current_grid() { return grid_of_thread; }
+
+Grid::Grid(KernelLaunch launch) : launch_(std::move(launch)), config_(config()) {
+  const dim3 grid = launch_.grid;
+  num_blocks_ = std::uint64_t{grid.x} * grid.y * grid.z;
+  threads_per_block_ = launch_.block.x * launch_.block.y * launch_.block.z;
+  max_resident_ = std::max(1u, std::min(config_.resident_blocks, kMaxThreads / threads_per_block_));
+  random_state_ = scramble(config_.seed + 0x9E3779B97F4A7C15ull) | 1;
+  if (config_.shuffle_blocks) {
+    block_order_.resize(num_blocks_);
+    for (std::size_t i = 0; i < num_blocks_; ++i) block_order_[i] = static_cast<std::uint32_t>(i);
+    for (std::size_t i = num_blocks_; i > 1; --i) std::swap(block_order_[i - 1], block_order_[random() % i]);
+  }
+  const std::size_t block_bytes = (2 * kMaxStaticShared + launch_.shared_bytes + 16 * kRedZone + 4095) / 4096 * 4096;
+  const unsigned by_threads = kMaxThreads / threads_per_block_;
+  const auto by_memory = static_cast<unsigned>(kMaxShared / (launch_.shared_bytes + 1024));
+  const auto capacity = static_cast<std::uint64_t>(config_.multiprocessors) * std::max(1u, std::min({32u, by_threads, by_memory}));
+  std::uint64_t num_arenas = std::min(num_blocks_, std::max(capacity, max_resident_));
+#if defined(LOCKSTEP_SIMT_TSAN)
+  // New addresses for each block: the same ones would look like a race between blocks.
+  num_arenas = std::max<std::uint64_t>(num_arenas, std::min<std::uint64_t>(num_blocks_, (std::size_t{1} << 30) / block_bytes));
+#endif
+  std::tie(arena_, arena_bytes_) = store().take_arena(num_arenas * block_bytes);
+  blocks_.reserve(std::min(num_blocks_, capacity));
+  for (std::uint64_t i = 0; i < std::min(num_blocks_, std::max(capacity, max_resident_)); ++i) blocks_.push_back(nullptr);
+  arena_next_ = 0;
+}
+
+Grid::~Grid() {
+  for (const auto& block : blocks_) {
+    if (block == nullptr || !block->active) continue;
+    for (Fiber* fiber : block->fibers) {
+      // A thread that stopped on its way has frames of its own left, which no one will unwind.
+      Store::drop(fiber);
+    }
+  }
+  if (arena_ != nullptr) store().arenas.emplace_back(arena_, arena_bytes_);
+}
+
+std::uint64_t Grid::random() {
+  random_state_ ^= random_state_ << 13;
+  random_state_ ^= random_state_ >> 7;
+  random_state_ ^= random_state_ << 17;
+  return random_state_;
+}
+
+std::string Grid::kernel_name() const { return function_name(launch_.function); }
+
+// ---------------------------------------------------------------------------------------------------------------- the host's side
+
+Progress Grid::run() {
+  if (grid_of_thread != nullptr) std::abort();  // a kernel cannot call the runtime
+  if (!error_.empty()) return Progress::kFailed;
+  grid_of_thread = this;
+  adopt_thread(host_);
+  release(&start_tag_);
+  Progress progress = Progress::kFailed;
+  while (true) {
+    std::uint64_t active = 0;
+    for (const auto& block : blocks_) active += block != nullptr && block->active;
+    while (active < max_resident_ && next_block_ < num_blocks_) {
+      start_block();
+      ++active;
+    }
+    Fiber* fiber = pop();
+    if (fiber == nullptr) {
+      if (active == 0) {
+        error_ = damaged_red_zones();
+        if (!error_.empty()) error_ += " by kernel " + kernel_name() + " or what ran beside it";
+        progress = error_.empty() ? Progress::kDone : Progress::kFailed;
+        break;
+      }
+      error_ = deadlock_text();
+      break;
+    }
+    reason_ = Reason::kNone;
+    current_thread = fiber;
+    switch_flow(host_, fiber->flow, false);
+    current_thread = nullptr;
+    if (reason_ == Reason::kFailed || !error_.empty()) break;
+    if (reason_ == Reason::kIdle) {
+      idle_polls_ = 0;
+      if (!can_start_more()) {
+        progress = Progress::kBlocked;
+        break;
+      }
+      ++max_resident_;
+    }
+  }
+  acquire(&end_tag_);
+  grid_of_thread = nullptr;
+  return progress;
+}
+
+/// All resident blocks spin: perhaps for one that a GPU of this size would have begun, too.
+bool Grid::can_start_more() const { return next_block_ < num_blocks_ && max_resident_ < blocks_.size(); }
+
+void Grid::start_block() {
+  auto slot = std::find_if(blocks_.begin(), blocks_.end(), [](const auto& block) { return block == nullptr || !block->active; });
+  if (*slot == nullptr) *slot = std::make_unique<Block>();
+  Block& block = **slot;
+  const std::uint64_t number = block_order_.empty() ? next_block_ : block_order_[next_block_];
+  ++next_block_;
+  const dim3 grid = launch_.grid;
+  block.index = {static_cast<unsigned>(number % grid.x), static_cast<unsigned>(number / grid.x % grid.y),
+                 static_cast<unsigned>(number / grid.x / grid.y)};
+  block.dimensions = launch_.block;
+  block.grid = grid;
+  block.active = true;
+  block.live = threads_per_block_;
+  block.at_barrier.clear();
+  block.epoch = 0;
+  block.warps.assign((threads_per_block_ + 31) / 32, WarpState{});
+  give_shared_memory(block);
+  start_threads(block);
+}
+
+void Grid::give_shared_memory(Block& block) {
+  const std::size_t block_bytes = (2 * kMaxStaticShared + launch_.shared_bytes + 16 * kRedZone + 4095) / 4096 * 4096;
+#if defined(LOCKSTEP_SIMT_TSAN)
+  const bool fresh = true;
+#else
+  const bool fresh = block.arena == nullptr;
+#endif
+  if (fresh) {
+    if (arena_next_ + block_bytes > arena_bytes_) arena_next_ = 0;
+    block.arena = arena_ + arena_next_;
+    arena_next_ += block_bytes;
+  }
+  unpoison(block.arena, block_bytes);
+  fill_bytes(block.arena, kRedZoneByte, kRedZone);
+  block.arena_used = kRedZone;
+  block.static_bytes = 0;
+  block.objects.clear();
+  block.dynamic = {};
+  if (launch_.shared_bytes > 0) {
+    block.dynamic = {nullptr, block.arena + block.arena_used, launch_.shared_bytes};
+    fill_bytes(block.dynamic.data, 0xFF, block.dynamic.bytes);
+    const std::size_t padding = (128 - launch_.shared_bytes % 128) % 128 + kRedZone;
+    fill_bytes(block.dynamic.data + block.dynamic.bytes, kRedZoneByte, padding);
+    block.arena_used += launch_.shared_bytes + padding;
+  }
+  poison(block.arena, block_bytes);
+  if (launch_.shared_bytes > 0) unpoison(block.dynamic.data, block.dynamic.bytes);
+}
+
+void Grid::start_threads(Block& block) {
+  const dim3 dimensions = launch_.block;
+  block.fibers.resize(threads_per_block_);
+  for (unsigned i = 0; i < threads_per_block_; ++i) {
+    Fiber* fiber = store().take_fiber();
+    block.fibers[i] = fiber;
+    fiber->index = {i % dimensions.x, i / dimensions.x % dimensions.y, i / dimensions.x / dimensions.y};
+    fiber->number = i;
+    fiber->lane = i % 32;
+    fiber->warp = i / 32;
+    fiber->block = &block;
+    fiber->resident = &block;
+    fiber->polling = false;
+    fiber->copies.clear();
+    fiber->group_ends.clear();
+    block.warps[fiber->warp].live |= 1u << fiber->lane;
+    block.warps[fiber->warp].exist |= 1u << fiber->lane;
+    prepare_flow(fiber->flow, fiber->stack, &run_thread, 5 * i);
+  }
+  push_all(block.fibers.data(), block.fibers.size());
+}
+
+void Grid::check_red_zones(Block& block) {
+  const auto damaged = [](const char* from, const char* to) {
+    return std::any_of(from, to, [](char byte) { return static_cast<unsigned char>(byte) != kRedZoneByte; });
+  };
+  unpoison(block.arena, block.arena_used);
+  const char* from = block.arena;
+  const auto check = [&](const SharedObject& object, const std::string& name) {
+    if (damaged(from, object.data) && error_.empty()) error_ = "before " + name;
+    from = object.data + object.bytes;
+  };
+  if (block.dynamic.bytes > 0) check(block.dynamic, fmt::format("the dynamic shared memory ({} bytes)", block.dynamic.bytes));
+  for (const SharedObject& object : block.objects) check(object, fmt::format("a static shared object of {} bytes", object.bytes));
+  if (damaged(from, block.arena + block.arena_used) && error_.empty()) {
+    const std::size_t last = block.objects.empty() ? block.dynamic.bytes : block.objects.back().bytes;
+    error_ = fmt::format("behind the last shared object ({} bytes)", last);
+  }
+  if (!error_.empty() && error_.find(" kernel ") == std::string::npos) {
+    error_ = fmt::format("shared memory written out of bounds, {}: kernel {} block ({},{},{})", error_, kernel_name(), block.index.x,
+                         block.index.y, block.index.z);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- the ready threads
+
+void Grid::push(Fiber* fiber) {
+  fiber->state = FiberState::kReady;
+  ++num_ready_;
+  num_polling_ += fiber->polling;
+  switch (config_.schedule) {
+    case Schedule::kForward:
+    case Schedule::kReverse: queue_.push_back(fiber); break;
+    case Schedule::kRandom: ready_.push_back(fiber); break;
+    case Schedule::kOneWarpFirst: {
+      const Block& block = *fiber->resident;
+      const std::uint64_t warp = std::uint64_t{block.index.x + 977 * block.index.y + 1223 * block.index.z} * 32 + fiber->warp;
+      fiber->priority = fiber->polling ? 0 : scramble(config_.seed ^ scramble(warp + 1) ^ scramble(block.epoch + 77));
+      ready_.push_back(fiber);
+      std::push_heap(ready_.begin(), ready_.end(), lower_priority);
+      break;
+    }
+  }
+}
+
+void Grid::push_all(Fiber* const* fibers, std::size_t count) {
+  if (config_.schedule == Schedule::kReverse) {
+    for (std::size_t i = count; i-- > 0;) push(fibers[i]);
+  } else {
+    for (std::size_t i = 0; i < count; ++i) push(fibers[i]);
+  }
+}
+
+Fiber* Grid::pop() {
+  if (num_ready_ == 0) return nullptr;
+  --num_ready_;
+  Fiber* fiber = nullptr;
+  switch (config_.schedule) {
+    case Schedule::kForward:
+    case Schedule::kReverse:
+      fiber = queue_.front();
+      queue_.pop_front();
+      break;
+    case Schedule::kRandom: {
+      std::swap(ready_[random() % ready_.size()], ready_.back());
+      fiber = ready_.back();
+      ready_.pop_back();
+      break;
+    }
+    case Schedule::kOneWarpFirst:
+      std::pop_heap(ready_.begin(), ready_.end(), lower_priority);
+      fiber = ready_.back();
+      ready_.pop_back();
+      break;
+  }
+  num_polling_ -= fiber->polling;
+  fiber->polling = false;
+  return fiber;
+}
+
+/// Leaves `from`, which waits, is in the queue, or has ended, for the next that is ready.
+void Grid::next(Fiber& from, bool last) {
+  Fiber* fiber = pop();
+  if (fiber == &from) return;
+  if (fiber == nullptr) return to_host(from, Reason::kNothingReady, last);
+  current_thread = fiber;
+  switch_flow(from.flow, fiber->flow, last);
+}
+
+void Grid::to_host(Fiber& from, Reason reason, bool last) {
+  reason_ = reason;
+  switch_flow(from.flow, host_, last);
+}
+
+void Grid::poll_and_yield() {
+  Fiber& fiber = current_fiber();
+  idle_polls_ = num_polling_ == num_ready_ ? idle_polls_ + 1 : 0;
+  fiber.polling = true;
+  fiber.waits_for = "spinning";
+  push(&fiber);
+  if (idle_polls_ > 2 * num_ready_ + 2) return to_host(fiber, Reason::kIdle, false);
+  next(fiber, false);
+}
+
+void Grid::thread_body(Fiber& fiber) {
+  acquire(&start_tag_);
+  launch_.call(launch_.arguments.get());
+  release(&end_tag_);
+  finish_thread(fiber);
+  std::abort();  // it was the last switch
+}
+
+void Grid::finish_thread(Fiber& fiber) {
+  idle_polls_ = 0;
+  ++progress_made_;
+  Block& block = *fiber.resident;
+  if (!fiber.copies.empty()) {
+    fail_thread(fmt::format("the thread ends with {} cp.async copies that it never waited for", fiber.copies.size()));
+  }
+  fiber.state = FiberState::kDone;
+  --block.live;
+  WarpState& warp = block.warps[fiber.warp];
+  warp.live &= ~(1u << fiber.lane);
+  for (int i = 0; i < warp.num_pending; ++i) {
+    if ((warp.pending[i].mask & ~warp.live) != 0) {
+      fail_thread(fmt::format("the thread ends, but {} waits for it in a warp collective with mask {:08x}", place(warp.pending[i].site),
+                              warp.pending[i].mask));
+    }
+  }
+  if (block.live == 0) {
+    check_red_zones(block);
+    block.active = false;
+    auto& fibers = store().fibers;
+    fibers.insert(fibers.end(), block.fibers.begin(), block.fibers.end());  // none begins before this one has left its stack
+    to_host(fiber, Reason::kBlockEnded, true);
+  }
+  // From sm_70 on threads that have returned do not count.
+  if (block.at_barrier.size() == block.live) release_barrier(block);
+  next(fiber, true);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- waiting
+
+int Grid::arrive_at_barrier(BlockReduction reduction, int predicate, Site site) {
+  idle_polls_ = 0;
+  Fiber& fiber = current_fiber();
+  Block& block = *fiber.resident;
+  fiber.waits_for = "__syncthreads";
+  fiber.site = site;
+  char* tag = &block.barrier_tags[block.epoch & 1];
+  release(tag);
+  if (block.at_barrier.empty()) {
+    block.barrier_site = site;
+    block.reduction = reduction;
+    block.accumulated = reduction == BlockReduction::kAnd ? 1 : 0;
+  } else if (!same_site(site, block.barrier_site)) {
+    fail_thread(fmt::format("divergent __syncthreads: this thread is at {}, others wait at {}", place(site), place(block.barrier_site)));
+  }
+  if (reduction == BlockReduction::kCount) block.accumulated += predicate != 0;
+  if (reduction == BlockReduction::kAnd) block.accumulated &= predicate != 0;
+  if (reduction == BlockReduction::kOr) block.accumulated |= predicate != 0;
+  fiber.state = FiberState::kWaiting;
+  block.at_barrier.push_back(&fiber);
+  if (block.at_barrier.size() == block.live) release_barrier(block);
+  next(fiber, false);
+  acquire(tag);
+  return block.reduced;
+}
+
+void Grid::release_barrier(Block& block) {
+  if (block.at_barrier.empty()) return;
+  block.reduced = block.accumulated;
+  ++block.epoch;
+  ++progress_made_;
+  ++counted.barriers;
+  push_all(block.at_barrier.data(), block.at_barrier.size());
+  block.at_barrier.clear();
+}
+
+void Grid::arrive_at_collective(unsigned mask, void* argument, void (*compute)(Collective&), const char* what, Site site) {
+  idle_polls_ = 0;
+  Fiber& fiber = current_fiber();
+  Block& block = *fiber.resident;
+  WarpState& warp = block.warps[fiber.warp];
+  fiber.waits_for = what;
+  fiber.site = site;
+  ++counted.warp_collectives;
+  const unsigned me = 1u << fiber.lane;
+  mask &= warp.exist;
+  if ((mask & me) == 0) fail_thread(fmt::format("{} at {}: the calling lane is not in the mask {:08x}", what, place(site), mask));
+  if ((mask & ~warp.live) != 0) {
+    fail_thread(fmt::format("{} at {}: the mask {:08x} names lanes that have ended ({:08x} live)", what, place(site), mask, warp.live));
+  }
+  const bool orders_memory = compute == &sync_warp;  // shuffles and votes do not
+  if (orders_memory) release(&warp);
+  Collective* mine = nullptr;
+  for (int i = 0; i < warp.num_pending && mine == nullptr; ++i) {
+    Collective& other = warp.pending[i];
+    if ((other.mask & mask) == 0) continue;
+    if (other.mask == mask && other.compute == compute && same_site(other.site, site)) {
+      mine = &other;
+    } else {
+      fail_thread(fmt::format("divergent warp: {} at {} with mask {:08x}, while others wait at {} with mask {:08x}", what, place(site),
+                              mask, place(other.site), other.mask));
+    }
+  }
+  if (mine == nullptr) {
+    mine = &warp.pending[warp.num_pending++];
+    mine->mask = mask;
+    mine->arrived = 0;
+    mine->compute = compute;
+    mine->site = site;
+  }
+  mine->arrived |= me;
+  mine->arguments[fiber.lane] = argument;
+  if (mine->arrived != mask) {
+    fiber.state = FiberState::kWaiting;
+    next(fiber, false);
+  } else {
+    compute(*mine);
+    ++progress_made_;
+    Collective* last = &warp.pending[--warp.num_pending];
+    if (last != mine) *mine = *last;
+    Fiber* released[32];
+    std::size_t count = 0;
+    const bool goes_on = config_.schedule == Schedule::kForward;
+    for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
+      Fiber* other = block.fibers[fiber.warp * 32 + static_cast<unsigned>(__builtin_ctz(rest))];
+      if (other != &fiber || !goes_on) released[count++] = other;
+    }
+    push_all(released, count);
+    if (!goes_on) next(fiber, false);
+  }
+  if (orders_memory) acquire(&warp);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- errors
+
+void Grid::fail_thread(const std::string& text) {
+  const Fiber& fiber = current_fiber();
+  const uint3 block = fiber.block->index;
+  error_ = fmt::format("{} [kernel {} block ({},{},{}) thread ({},{},{}) lane {} of warp {}]", text, kernel_name(), block.x, block.y,
+                       block.z, fiber.index.x, fiber.index.y, fiber.index.z, fiber.lane, fiber.warp);
+  to_host(current_fiber(), Reason::kFailed, false);
+  std::abort();
+}
+
+std::string Grid::deadlock_text() const {
+  return fmt::format("deadlock in kernel {}: no thread can go on{}", kernel_name(), where_threads_wait());
+}
+
+std::string Grid::where_threads_wait() const {
+  std::string text;
+  int shown = 0;
+  for (const auto& block : blocks_) {
+    if (block == nullptr || !block->active) continue;
+    const Fiber* previous = nullptr;
+    for (const Fiber* fiber : block->fibers) {
+      if (fiber->state == FiberState::kDone) continue;
+      const bool like_previous =
+          previous != nullptr && previous->site.line() == fiber->site.line() && std::string_view(previous->waits_for) == fiber->waits_for;
+      previous = fiber;
+      if (like_previous || ++shown > 8) continue;
+      text += fmt::format("\n  block ({},{},{}) from thread {}: {}, last at {}", block->index.x, block->index.y, block->index.z,
+                          fiber->number, fiber->waits_for, place(fiber->site));
+    }
+  }
+  return text;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- what kernels call
+
+void fail(Site site, const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof(text), format, arguments);
+  va_end(arguments);
+  if (current_thread == nullptr) {
+    std::fprintf(stderr, "simt: %s at %s:%u, outside of a kernel\n", text, site.file_name(), site.line());
+    std::abort();
+  }
+  current_grid()->fail_thread(fmt::format("{} at {}", text, place(site)));
+}
+
+int block_barrier(BlockReduction reduction, int predicate, Site site) {
+  return current_grid()->arrive_at_barrier(reduction, predicate, site);
+}
+
+void warp_collective(unsigned mask, void* argument, void (*compute)(Collective&), const char* what, Site site) {
+  current_grid()->arrive_at_collective(mask, argument, compute, what, site);
+}
+
+void sync_warp(Collective&) {}
+
+void poll() {
+  if (current_grid() != nullptr) current_grid()->poll_and_yield();
+}
+
+void* Grid::static_object(const void* tag, std::size_t bytes, std::size_t alignment) {
+  Block& block = *current_fiber().resident;
+  for (const SharedObject& object : block.objects) {
+    if (object.tag == tag) return object.data;
+  }
+  block.static_bytes += bytes;
+  if (block.static_bytes > kMaxStaticShared) {
+    fail_thread(fmt::format("{} bytes of static shared memory; a kernel has 49152", block.static_bytes));
+  }
+  if (block.static_bytes + launch_.shared_bytes > kMaxShared) {
+    fail_thread(fmt::format("{} bytes of static and {} of dynamic shared memory; a block has {}", block.static_bytes, launch_.shared_bytes,
+                            kMaxShared));
+  }
+  const std::size_t at = (block.arena_used + alignment - 1) / alignment * alignment;
+  char* data = block.arena + at;
+  unpoison(block.arena + block.arena_used, at - block.arena_used + bytes + kRedZone);
+  fill_bytes(block.arena + block.arena_used, kRedZoneByte, at - block.arena_used);
+  fill_bytes(data, 0xFF, bytes);
+  fill_bytes(data + bytes, kRedZoneByte, kRedZone);
+  poison(block.arena + block.arena_used, at - block.arena_used);
+  poison(data + bytes, kRedZone);
+  block.arena_used = at + bytes + kRedZone;
+  block.objects.push_back({tag, data, bytes});
+  return data;
+}
+
+void* Grid::dynamic_object() {
+  const SharedObject& dynamic = current_fiber().resident->dynamic;
+  if (dynamic.bytes == 0) fail_thread("the kernel uses dynamic shared memory but was launched with none");
+  return dynamic.data;
+}
+
+bool Grid::in_shared(const void* address, std::size_t bytes) const {
+  const Block& block = *current_fiber().resident;
+  const auto* at = static_cast<const char*>(address);
+  const auto inside = [&](const SharedObject& object) { return at >= object.data && at + bytes <= object.data + object.bytes; };
+  return inside(block.dynamic) || std::any_of(block.objects.begin(), block.objects.end(), inside);
+}
+
+void* static_shared(const void* tag, std::size_t bytes, std::size_t alignment) {
+  return current_grid()->static_object(tag, bytes, alignment);
+}
+
+void* dynamic_shared() { return current_grid()->dynamic_object(); }
+
+}  // namespace simt
