@@ -6,8 +6,6 @@ file(GLOB LOCKSTEP_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/device/cud
 if(LOCKSTEP_CUDA)
   # Machine code for the GPUs that the toolkit knows, and PTX for those to come.
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 CACHE STRING "GPUs to compile for, as in CMAKE_CUDA_ARCHITECTURES")
-  set(CMAKE_CUDA_STANDARD 20)
-  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
   find_path(NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
@@ -18,7 +16,8 @@ if(LOCKSTEP_CUDA)
   endif()
 
   add_library(lockstep_cuda MODULE ${LOCKSTEP_CUDA_SOURCES})
-  set_target_properties(lockstep_cuda PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY Shared)
+  set_target_properties(lockstep_cuda PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY Shared CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON)
+  target_link_options(lockstep_cuda PRIVATE -Wl,--no-undefined)
   # The numeric contract (docs/numerics.md, N9): what is fused is written as fmaf; divisions and roots round correctly.
   target_compile_options(lockstep_cuda PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -prec-div=true -prec-sqrt=true -ftz=false -Xcompiler=-ffp-contract=off>)
