@@ -59,9 +59,6 @@ class Communicator {
   virtual int size() const = 0;
   virtual std::string_view name() const = 0;  // "self", "threads", "shm", "mpi", "cuda"
 
-  /// Once, before the first all_reduce: the largest `count` and the most roots of a tree that there will be. A transport may need memory for
-  /// them.
-  virtual void prepare_sums(std::size_t /*max_count*/, std::size_t /*max_roots*/) {}
   /// `values` holds this rank's roots, [roots of this rank, count] fp32, dense; at the end its first `count` values are the sum of the
   /// whole tree. Allreduce of `count` values moves about 4 * count * roots bytes out of each rank.
   /// `values` is memory of the rank's device, and the call is ordered with the ops of that device; all other calls are about host memory.

@@ -77,7 +77,6 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
                          .max_sequences = options_.max_sequences,
                          .max_positions = options_.max_positions,
                          .max_sequence_blocks = (options_.max_positions + options_.kv.block_size - 1) / options_.kv.block_size});
-  prepare_sums();
   kv_ = device_.allocate_kv_cache(options_.kv);
   allocate_values();
 }
@@ -91,13 +90,6 @@ void Runner::allocate_values() {
     buffers_.push_back(device_.allocate(device_.matrix_bytes(value.type, rows[i], value.columns)));
     values_.push_back({buffers_.back()->data(), value.columns, rows[i], value.type});
   }
-}
-
-void Runner::prepare_sums() {
-  std::size_t max_roots = 0;
-  for (const comm::TreeSum& tree : graph_.trees)
-    max_roots = std::max<std::size_t>(max_roots, std::accumulate(tree.roots_per_rank.begin(), tree.roots_per_rank.end(), std::size_t{0}));
-  if (max_roots > 0) communicator_.prepare_sums(options_.max_tokens * graph_.dims.hidden, max_roots);
 }
 
 const float* Runner::vector_of(std::size_t vector) const {

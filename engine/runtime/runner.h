@@ -57,7 +57,6 @@ class Runner final : public StepRunner {
   void gather_tops(std::size_t num_rows, StepResult& result);
   void gather_logits(const StepPlan& plan, StepResult& result);
   void allocate_values();
-  void prepare_sums();
   const float* vector_of(std::size_t vector) const;
 
   parallel::RankGraph graph_;
