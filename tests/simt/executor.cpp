@@ -464,15 +464,16 @@ void Grid::arrive_at_collective(unsigned mask, void* argument, void (*compute)(C
   Collective* mine = nullptr;
   for (int i = 0; i < warp.num_pending && mine == nullptr; ++i) {
     Collective& other = warp.pending[i];
-    if ((other.mask & mask) == 0) continue;
     if (other.mask == mask && other.compute == compute && same_site(other.site, site)) {
       mine = &other;
-    } else {
+    } else if ((other.arrived & mask) != 0 && (other.mask & me) != 0) {  // it waits for this lane, which waits for it
       fail_thread(fmt::format("divergent warp: {} at {} with mask {:08x}, while others wait at {} with mask {:08x}", what, place(site),
                               mask, place(other.site), other.mask));
     }
   }
   if (mine == nullptr) {
+    if (warp.num_pending == static_cast<int>(warp.pending.size()))
+      fail_thread("more collectives under way in a warp than the emulator holds");
     mine = &warp.pending[warp.num_pending++];
     mine->mask = mask;
     mine->arrived = 0;
