@@ -153,6 +153,8 @@ class Device {
   virtual ~Device() = default;
 
   virtual std::string description() const = 0;  // "cpu avx512vnni, 2 threads"
+  /// What of it can change a bit of an answer: "cpu" for every processor, "cuda sm_90" for a GPU architecture.
+  virtual std::string numerics() const = 0;
   /// How activations must stand that are multiplied with weights of this type.
   virtual Activation activation_for(DType weight) const = 0;
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;

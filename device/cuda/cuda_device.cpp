@@ -116,10 +116,9 @@ class CudaDeviceOnStream final : public CudaDevice {
   int num_multiprocessors() const override { return multiprocessors_; }
   void set_watch(Watch watch) override { watch_ = std::move(watch); }
 
-  std::string description() const override {
-    return "cuda " + std::to_string(options_.ordinal) + ", " + name_ + ", sm_" + std::to_string(compute_major_) +
-           std::to_string(compute_minor_);
-  }
+  std::string description() const override { return "cuda " + std::to_string(options_.ordinal) + ", " + name_ + ", " + numerics(); }
+
+  std::string numerics() const override { return "cuda sm_" + std::to_string(compute_major_) + std::to_string(compute_minor_); }
 
   Activation activation_for(DType weight) const override { return cuda::activation_for(weight); }
 

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "device/cuda/memory.h"
+#include "device/cuda/slice_plan.h"
 #include "device/cuda/views.h"
 
 /// Weights in device memory, and the products with them.
@@ -17,24 +18,29 @@ class CudaWeight : public Weight {
  public:
   const WeightSpec& spec() const override { return spec_; }
   std::size_t size_bytes() const override { return memory_.size_bytes(); }
-  const void* data() const { return memory_.data(); }
-  const void* leaves() const { return leaves_.data(); }
+  const void* data() const { return memory_.data(); }  // in the order of kernels/linear_layout.cuh
+  const SlicePlan& plan() const { return plan_; }
+  const Slice* slices() const { return slices_.as<Slice>(); }  // plan().slices, in device memory
 
  protected:
   friend std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read);
   WeightSpec spec_;
+  SlicePlan plan_;
   DeviceMemory memory_;
-  DeviceMemory leaves_;
+  DeviceMemory slices_;
 };
 
-/// Reads, repacks and uploads in pieces, so that the host needs little memory beside. @throws what `read` throws; CudaError.
+/// Reads, repacks and uploads in pieces, so that the host needs little memory beside; complete on return.
+/// @throws what `read` throws; std::invalid_argument for leaves that make no sense; CudaError.
 std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read);
 
 /// See Device::linear: out [num_roots x num_rows] rows of out.stride floats, the product in columns [out_column, out_column + rows of W).
+/// The tile is chosen by the number of tokens and of multiprocessors; no bit depends on it.
+/// @throws std::invalid_argument for matrices that do not fit the weight.
 void linear(const Launch& launch, Rows in, std::size_t num_rows, const CudaWeight& weight, const float* bias, Rows out,
             std::size_t out_column);
 
-/// See Device::embed. `table` may be null: all rows are +0.
+/// See Device::embed. `table` may be null: all rows are +0. @throws std::invalid_argument for a table of several leaves, which has pads.
 void embed(const Launch& launch, const CudaWeight* table, std::int32_t first_id, const StepView& step, Rows out);
 
 }  // namespace lockstep::device::cuda

@@ -1,4 +1,9 @@
+#include <algorithm>
+
 #include <fmt/format.h>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 #include "simt/executor.h"
 #include "simt/sanitizers.h"

@@ -51,16 +51,18 @@ __device__ inline void store_four(Element* row, unsigned at, unsigned columns, b
   }
 }
 
+/// x += d + bias, or x += d.
+__device__ inline void add_to(const float (&d)[4], const float* bias, unsigned at, unsigned columns, bool aligned, float (&x)[4]) {
+  float b[4];
+  if (bias != nullptr) load_four(bias, at, columns, aligned, b);
+  for (unsigned i = 0; i < 4; ++i) x[i] = x[i] + (bias != nullptr ? d[i] + b[i] : d[i]);
+}
+
 /// x + (delta + bias), or x + delta.
 __device__ inline void add_four(const float* delta, const float* bias, unsigned at, unsigned columns, bool aligned, float (&x)[4]) {
   float d[4];
   load_four(delta, at, columns, aligned, d);
-  if (bias != nullptr) {
-    float b[4];
-    load_four(bias, at, columns, aligned, b);
-    for (unsigned i = 0; i < 4; ++i) d[i] = d[i] + b[i];
-  }
-  for (unsigned i = 0; i < 4; ++i) x[i] = x[i] + d[i];
+  add_to(d, bias, at, columns, aligned, x);
 }
 
 /// Sums of squares of a row that a block goes through in pieces of kRowStep columns. There are two orders, chosen by the type of the output
@@ -126,21 +128,19 @@ struct NormArguments {
   bool aligned;
 };
 
-/// A block a row: x += delta (+ bias) where there is one, out = x / sqrt(mean(x^2) + eps) * weight. Bytes: 4 n read of x, n of weight and
-/// out (fp32 weight), and with a delta 8 n more; x is read again from L1 or L2. Operations: 4 n, with a delta 5 n or 6 n.
+/// What a block does to a row: x += delta (+ bias) where there is a delta, out = x / sqrt(mean(x^2) + eps) * weight.
 template <class Out>
-__global__ void __launch_bounds__(kRowThreads) norm_rows(NormArguments arguments, MutableRows<Out> outputs) {
+__device__ inline void norm_row(const NormArguments& arguments, float* x, const float* delta, Out* out) {
   const unsigned columns = arguments.columns;
   const bool aligned = arguments.aligned;
-  float* x = arguments.x.row(blockIdx.x);
   SquareSum<Out> squares;
   for (unsigned piece = 0; piece < columns; piece += kRowStep) {  // all threads go round as often: take() has barriers
     const unsigned at = piece + 4 * threadIdx.x;
     float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (at < columns) {
       load_four(x, at, columns, aligned, v);
-      if (arguments.delta.data != nullptr) {
-        add_four(arguments.delta.row(blockIdx.x), arguments.bias, at, columns, aligned, v);
+      if (delta != nullptr) {
+        add_four(delta, arguments.bias, at, columns, aligned, v);
         store_four(x, at, columns, aligned, v);
       }
     }
@@ -148,7 +148,6 @@ __global__ void __launch_bounds__(kRowThreads) norm_rows(NormArguments arguments
   }
   const float mean = squares.finish() / static_cast<float>(columns);
   const float inverse = 1.0f / sqrtf(mean + arguments.eps);
-  Out* out = outputs.row(blockIdx.x);
   for (unsigned at = 4 * threadIdx.x; at < columns; at += kRowStep) {
     float v[4], w[4];
     load_four(x, at, columns, aligned, v);
@@ -156,6 +155,14 @@ __global__ void __launch_bounds__(kRowThreads) norm_rows(NormArguments arguments
     for (unsigned i = 0; i < 4; ++i) v[i] = (v[i] * inverse) * w[i];
     store_four(out, at, columns, aligned, v);
   }
+}
+
+/// A block a row. Bytes: 4 n read of x, n of weight and out (fp32 weight), and with a delta 8 n more; x is read again from L1 or L2.
+/// Operations: 4 n, with a delta 5 n or 6 n.
+template <class Out>
+__global__ void __launch_bounds__(kRowThreads) norm_rows(NormArguments arguments, MutableRows<Out> outputs) {
+  const float* delta = arguments.delta.data == nullptr ? nullptr : arguments.delta.row(blockIdx.x);
+  norm_row(arguments, arguments.x.row(blockIdx.x), delta, outputs.row(blockIdx.x));
 }
 
 /// Grid (rows, pieces of kRowStep columns). x += delta (+ bias). Bytes: 12 n a row. Operations: n, or 2 n.

@@ -1,0 +1,74 @@
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "device/cuda/linear.h"
+#include "device/cuda/weight_packing.h"
+
+namespace lockstep::device::cuda {
+namespace {
+
+constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
+
+/// A stream of its own: loading waits for nothing else.
+class CopyStream {
+ public:
+  CopyStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream to load weights"); }
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
+  ~CopyStream() {
+    cudaStreamSynchronize(stream_);  // a copy may still read a buffer that goes next
+    cudaStreamDestroy(stream_);
+  }
+  void copy(void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "copying a weight to the GPU");
+  }
+  void synchronize() { check(cudaStreamSynchronize(stream_), "copying a weight to the GPU"); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace
+
+Activation activation_for(DType weight) {
+  switch (weight) {
+    case DType::kF32: return Activation::kFloat32;
+    case DType::kF16: return Activation::kFloat16;
+    default: return Activation::kBFloat16;
+  }
+}
+
+std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read) {
+  auto weight = std::make_unique<CudaWeight>();
+  weight->plan_ = plan_slices(spec);
+  const SlicePlan& plan = weight->plan_;
+  const std::size_t panels = (spec.rows + kPanelRows - 1) / kPanelRows, panel_size = panel_bytes(spec, plan);
+  const std::size_t stored_row = row_bytes(spec.dtype, spec.columns), slices_size = plan.slices.size() * sizeof(Slice);
+  weight->memory_ = DeviceMemory(panels * panel_size, "weight '" + spec.name + "'");
+  weight->slices_ = DeviceMemory(slices_size, "the leaves of weight '" + spec.name + "'");
+
+  const std::size_t panels_at_once = std::clamp(kPieceBytes / panel_size, std::size_t{1}, std::max(panels, std::size_t{1}));
+  std::vector<std::byte> stored(std::min(panels_at_once * kPanelRows, spec.rows) * stored_row);
+  PinnedMemory packed(panels > 0 ? panels_at_once * panel_size : 0, "loading weights");
+  CopyStream stream;
+  stream.copy(weight->slices_.data(), plan.slices.data(), slices_size);
+  for (std::size_t first = 0; first < panels; first += panels_at_once) {
+    const std::size_t count = std::min(panels_at_once, panels - first);
+    const std::size_t rows = std::min(count * kPanelRows, spec.rows - first * kPanelRows);
+    const std::span<std::byte> piece = std::span(stored).first(rows * stored_row);
+    read(first * kPanelRows, rows, piece);
+    stream.synchronize();  // the copy of the last piece reads `packed`
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t from = i * kPanelRows, of_panel = std::min<std::size_t>(kPanelRows, rows - from);
+      pack_panel(spec, plan, piece.subspan(from * stored_row, of_panel * stored_row),
+                 {packed.as<std::byte>() + i * panel_size, panel_size});
+    }
+    stream.copy(weight->memory_.as<std::byte>() + first * panel_size, packed.data(), count * panel_size);
+  }
+  stream.synchronize();
+  weight->spec_ = std::move(spec);
+  return weight;
+}
+
+}  // namespace lockstep::device::cuda
