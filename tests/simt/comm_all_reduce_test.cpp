@@ -6,6 +6,7 @@
 #include "parallel/reduction_tree.h"
 #include "simt/simt.h"
 #include "tests/simt/comm_ranks.h"
+#include "tests/simt/recording.h"
 
 namespace lockstep::comm {
 namespace {
@@ -176,12 +177,6 @@ TEST_F(GpuAllReduce, CallsOfAlternatingSizesFollowEachOtherWithoutAWait) {
   }
 }
 
-struct Surroundings {
-  simt::Schedule schedule;
-  simt::StreamOrder stream_order;
-  bool shuffle_blocks;
-};
-
 TEST_F(GpuAllReduce, GivesTheSameBitsUnderEveryScheduleAndStreamOrder) {
   const Shares shares(9, 3);
   for (const std::string& transport : all_transports) {
@@ -205,28 +200,6 @@ TEST_F(GpuAllReduce, GivesTheSameBitsUnderEveryScheduleAndStreamOrder) {
     }
   }
 }
-
-/// A recording of `work`, destroyed with the object.
-class Recording {
- public:
-  Recording(cudaStream_t stream, const std::function<void()>& work) {
-    using device::cuda::check;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
-    work();
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream, &graph), "ending a capture");
-    const cudaError_t code = cudaGraphInstantiate(&recording_, graph, 0);
-    cudaGraphDestroy(graph);
-    check(code, "instantiating a graph");
-  }
-  ~Recording() { cudaGraphExecDestroy(recording_); }
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
-  void replay(cudaStream_t stream) const { device::cuda::check(cudaGraphLaunch(recording_, stream), "launching a graph"); }
-
- private:
-  cudaGraphExec_t recording_ = nullptr;
-};
 
 // Recorded once, replayed with other values, at other times on each rank, and between calls that are not recorded.
 TEST_F(GpuAllReduce, ARecordingIsReplayedManyTimes) {
