@@ -258,7 +258,7 @@ Transport Member::choose(const TreeProgram& program, std::size_t count) const {
 /// Throws if the group cannot go on.
 void Member::look() {
   if (const std::uint32_t other = word(words().mismatch); other != 0) {
-    const auto [low, high] = std::minmax(rank_, static_cast<int>(other) - 1);
+    const auto [low, high] = std::minmax({rank_, static_cast<int>(other) - 1});
     throw CommError("ranks " + std::to_string(low) + " and " + std::to_string(high) +
                     " have called all_reduce with different trees, sizes or transports, or a different op");
   }
