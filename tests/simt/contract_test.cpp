@@ -76,7 +76,7 @@ class ContractOnEmulatedGpus : public testing::TestWithParam<device::DType> {
     simt::config().shuffle_blocks = way.schedule == simt::Schedule::kRandom;
     simt::config().graph_order = way.schedule == simt::Schedule::kRandom ? simt::GraphOrder::kRandom : simt::GraphOrder::kCaptured;
     test::RunSetup setup = test::exact_setup(model_, way.ranks);
-    setup.session.expand_to_float32 = false;
+    setup.session.dtype.reset();
     setup.session.block_size = 16;
     setup.session.kv_cache_bytes = 1u << 20;
     setup.session.max_num_seqs = way.sequences;
