@@ -109,7 +109,7 @@ class CpuDevice final : public Device {
 
   std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) override {
     require(spec.block_size > 0 && spec.block_size % kLanes == 0, "the block size of a KV cache must be a multiple of 16");
-    require(!info(spec.dtype).block_quantised(), "a KV cache is F32, F16 or BF16");
+    require(!info(spec.dtype).block_quantised() && spec.quantised == KvQuantisation::kNone, "a KV cache is F32, F16 or BF16");
     return std::make_unique<CpuKvCache>(spec);
   }
 
