@@ -151,7 +151,10 @@ inline void append_outputs(const CutStep& cut, const std::vector<float>& values,
 
 inline Outputs run_on_cpu(const Scene& scene, Device& device) {
   const std::size_t columns = scene.shape.heads * scene.shape.head_dim;
-  AttentionSpec spec{.num_heads = scene.shape.heads, .num_kv_heads = scene.shape.kv_heads(), .head_dim = scene.shape.head_dim};
+  AttentionSpec spec;
+  spec.num_heads = scene.shape.heads;
+  spec.num_kv_heads = scene.shape.kv_heads();
+  spec.head_dim = scene.shape.head_dim;
   for (std::size_t head = 0; head < scene.shape.heads; ++head) {
     spec.kv_head_of.push_back(static_cast<std::uint32_t>((head + scene.shape.offset) / scene.shape.group));
   }
@@ -186,7 +189,7 @@ inline Outputs run_on_gpu(const Scene& scene, Activation type, const Steps& step
                           .max_positions = std::max<std::size_t>(longest, steps.max_context),
                           .max_sequence_blocks = scene.blocks_of(std::max<std::size_t>(longest, steps.max_context))};
   const DeviceMemory scratch(attention_scratch_bytes(scene.heads(), limits, scene.shape.block_size, steps.multiprocessors), "scratch");
-  check(cudaMemset(scratch.data(), 0, scratch.size_bytes()), "clearing scratch");
+  if (scratch.size_bytes() != 0) check(cudaMemset(scratch.data(), 0, scratch.size_bytes()), "clearing scratch");
   Outputs outputs(scene.lengths.size());
   std::vector<std::size_t> done(scene.lengths.size(), 0);
   for (;;) {

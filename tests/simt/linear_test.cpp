@@ -107,18 +107,20 @@ TEST_P(MmaLinearOfType, ARowHasTheSameBytesWhateverTheOtherTokensAre) {
 
 TEST_P(MmaLinearOfType, DoesNotDependOnTheScheduleOfThreads) {
   const DType dtype = GetParam();
-  const StoredWeight w = reference::make_weight(dtype, 40, 320, reference::make_leaves(dtype, 320, 3), 21);
-  for (const std::size_t tokens : {3, 12, 40}) {
-    const std::vector<float> x = reference::random_floats(tokens * 320, 22);
-    std::vector<float> expected;
-    for (const simt::Schedule schedule :
-         {simt::Schedule::kForward, simt::Schedule::kReverse, simt::Schedule::kRandom, simt::Schedule::kOneWarpFirst}) {
-      simt::config().schedule = schedule;
-      simt::config().shuffle_blocks = schedule != simt::Schedule::kForward;
-      const Gpu gpu;
-      const std::vector<float> out = run_linear(gpu, *load_cuda_weight(w.spec, w.reader()), x, tokens);
-      if (expected.empty()) expected = out;
-      EXPECT_TRUE(same_bytes(out, expected)) << tokens << " tokens, schedule " << static_cast<int>(schedule);
+  for (const std::size_t leaves : {1, 12}) {  // 3 and 12 slices: one round of the warps of a block, and two
+    const StoredWeight w = reference::make_weight(dtype, 40, 384, reference::make_leaves(dtype, 384, leaves), 21);
+    for (const std::size_t tokens : {3, 12, 40}) {
+      const std::vector<float> x = reference::random_floats(tokens * 384, 22);
+      std::vector<float> expected;
+      for (const simt::Schedule schedule :
+           {simt::Schedule::kForward, simt::Schedule::kReverse, simt::Schedule::kRandom, simt::Schedule::kOneWarpFirst}) {
+        simt::config().schedule = schedule;
+        simt::config().shuffle_blocks = schedule != simt::Schedule::kForward;
+        const Gpu gpu;
+        const std::vector<float> out = run_linear(gpu, *load_cuda_weight(w.spec, w.reader()), x, tokens);
+        if (expected.empty()) expected = out;
+        EXPECT_TRUE(same_bytes(out, expected)) << leaves << " leaves, " << tokens << " tokens, schedule " << static_cast<int>(schedule);
+      }
     }
   }
 }

@@ -88,7 +88,7 @@ TEST_F(CudaRows, A16BitNormIsNearAndDependsNeitherOnAlignmentNorOnOtherRowsNorOn
         return out.values();
       };
       const std::vector<float> norms = run(0, 0);
-      for (std::size_t i = 0; i < norms.size(); ++i) ASSERT_NEAR(norms[i], exact[i], unit * std::fabs(exact[i])) << columns;
+      for (std::size_t i = 0; i < norms.size(); ++i) ASSERT_NEAR(norms[i], exact[i], unit * std::fabs(exact[i]) + 0x1p-24f) << columns;
       EXPECT_EQ(run(0, 1), norms);
       EXPECT_EQ(run(2, 0), std::vector<float>(norms.end() - static_cast<std::ptrdiff_t>(columns), norms.end()));
       for (const simt::Schedule schedule : {simt::Schedule::kReverse, simt::Schedule::kRandom}) {

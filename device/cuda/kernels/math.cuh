@@ -72,7 +72,7 @@ template <class To, class From>
 __device__ inline To bits_as(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
-  memcpy(&to, &from, sizeof(To));
+  memcpy(static_cast<void*>(&to), &from, sizeof(To));
   return to;
 }
 
