@@ -52,7 +52,7 @@ void require_same_model(comm::Communicator& communicator, const OpenedModel& mod
 
 device::DType default_kv_dtype(const parallel::RankGraph& plan, const SessionOptions& options) {
   if (options.kv_dtype) return *options.kv_dtype;
-  if (options.expand_to_float32) return device::DType::kF32;
+  if (options.dtype) return *options.dtype;
   const bool any_bf16 = std::any_of(plan.tensors.begin(), plan.tensors.end(),
                                     [](const parallel::TensorDecl& tensor) { return tensor.dtype == device::DType::kBF16; });
   return any_bf16 ? device::DType::kBF16 : device::DType::kF16;
@@ -60,9 +60,9 @@ device::DType default_kv_dtype(const parallel::RankGraph& plan, const SessionOpt
 
 }  // namespace
 
-parallel::Graph graph_of(const OpenedModel& model, bool expand_to_float32) {
+parallel::Graph graph_of(const OpenedModel& model, std::optional<device::DType> dtype) {
   parallel::Graph graph = family_of(model.spec.architecture).build(model.spec);
-  bind_tensors(graph, model.spec, *model.weights, expand_to_float32);
+  bind_tensors(graph, model.spec, *model.weights, dtype);
   return graph;
 }
 
@@ -171,7 +171,7 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
   phase("open model");
   state_->model = open_model(options.model);
   require_same_model(communicator, state_->model);
-  const parallel::Graph graph = graph_of(state_->model, options.expand_to_float32);
+  const parallel::Graph graph = graph_of(state_->model, options.dtype);
   parallel::RankGraph plan =
       parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
                      [&](device::DType weight) { return device.activation_for(weight); });

@@ -22,8 +22,8 @@ namespace lockstep::engine {
 /// How a model is to be run; every rank gives the same.
 struct SessionOptions {
   std::filesystem::path model;
-  bool expand_to_float32 = false;               // --dtype float32: weights expanded, activations never rounded to int8
-  std::optional<device::DType> kv_dtype;        // absent: F32 with expand_to_float32, BF16 for BF16 weights, else F16
+  std::optional<device::DType> dtype;           // F32, F16 or BF16: what all matrices are converted to; absent: as stored
+  std::optional<device::DType> kv_dtype;        // absent: dtype; without it BF16 for BF16 weights, else F16
   std::optional<std::uint64_t> kv_cache_bytes;  // budget of one rank; absent: of a device with memory of its own, what is free then
   double memory_utilization = 0.9;              // share of that free memory which is used
   std::size_t block_size = 32;                  // tokens of a KV block; a multiple of 16
@@ -76,6 +76,6 @@ class Session {
 };
 
 /// What `lockstep inspect` shows without loading weights: the graph of a model, bound to its files.
-parallel::Graph graph_of(const OpenedModel& model, bool expand_to_float32);
+parallel::Graph graph_of(const OpenedModel& model, std::optional<device::DType> dtype);
 
 }  // namespace lockstep::engine

@@ -8,6 +8,7 @@
 
 #include "device/cpu/cpu_device.h"
 #include "device/cpu/probe.h"
+#include "launcher/session_options.h"
 #include "launcher/subcommands.h"
 #include "parallel/plan.h"
 
@@ -151,7 +152,7 @@ int run_bench(const Job& job) {
                                          job.session.engine().limits().max_model_len));
   }
   const auto num_ranks = static_cast<std::size_t>(job.num_ranks);
-  const parallel::Graph graph = engine::graph_of(job.session.model(), config.dtype == "float32");
+  const parallel::Graph graph = engine::graph_of(job.session.model(), weight_dtype(config));
   const Streamed streamed = streamed_by_all(graph, num_ranks);
   const engine::ModelSpec& spec = job.session.spec();
   Bench bench(job);
