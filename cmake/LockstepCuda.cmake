@@ -6,9 +6,11 @@ file(GLOB LOCKSTEP_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/device/cud
 if(LOCKSTEP_CUDA)
   # Machine code for the GPUs that the toolkit knows, and PTX for those to come.
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 CACHE STRING "GPUs to compile for, as in CMAKE_CUDA_ARCHITECTURES")
-  set(CMAKE_CUDA_STANDARD 20)
-  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # before CMake 3.26
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  endif()
   find_package(CUDAToolkit REQUIRED)
   find_path(NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
   find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
@@ -19,6 +21,7 @@ if(LOCKSTEP_CUDA)
 
   add_library(lockstep_cuda MODULE ${LOCKSTEP_CUDA_SOURCES})
   set_target_properties(lockstep_cuda PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY Shared)
+  target_link_options(lockstep_cuda PRIVATE -Wl,--no-undefined)
   # The numeric contract (docs/numerics.md, N9): what is fused is written as fmaf; divisions and roots round correctly.
   target_compile_options(lockstep_cuda PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -prec-div=true -prec-sqrt=true -ftz=false -Xcompiler=-ffp-contract=off>)

@@ -153,6 +153,8 @@ class Device {
   virtual ~Device() = default;
 
   virtual std::string description() const = 0;  // "cpu avx512vnni, 2 threads"
+  /// What of it can change a bit of an answer: "cpu" for every processor, "cuda sm_90" for a GPU architecture.
+  virtual std::string numerics() const = 0;
   /// How activations must stand that are multiplied with weights of this type.
   virtual Activation activation_for(DType weight) const = 0;
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
@@ -177,6 +179,8 @@ class Device {
   /// of `walk`, for steps that have the same shape; so `walk` must do the same for every step with these StepRows and host code in it must
   /// not matter.
   virtual void run_step(const std::function<void()>& walk) { walk(); }
+  /// There will be no more steps: recordings go, which hold on to memory and collectives that are to go next.
+  virtual void end_steps() {}
 
   // Ops. Those that take no number of rows work on the tokens, or on the logit rows, of the step.
 

@@ -50,10 +50,10 @@ void require_same_model(comm::Communicator& communicator, const OpenedModel& mod
   }
 }
 
-device::DType default_kv_dtype(const parallel::Graph& graph, const SessionOptions& options) {
+device::DType default_kv_dtype(const parallel::RankGraph& plan, const SessionOptions& options) {
   if (options.kv_dtype) return *options.kv_dtype;
   if (options.expand_to_float32) return device::DType::kF32;
-  const bool any_bf16 = std::any_of(graph.tensors.begin(), graph.tensors.end(),
+  const bool any_bf16 = std::any_of(plan.tensors.begin(), plan.tensors.end(),
                                     [](const parallel::TensorDecl& tensor) { return tensor.dtype == device::DType::kBF16; });
   return any_bf16 ? device::DType::kBF16 : device::DType::kF16;
 }
@@ -72,8 +72,10 @@ struct Session::State {
 
   bool is_root() const { return communicator.rank() == 0; }
   void open_text();
-  void size_cache(const parallel::Graph& graph);
-  void make_engine(parallel::RankGraph plan);
+  void size_cache(const parallel::RankGraph& plan, std::uint64_t budget);
+  std::uint64_t free_memory_budget(const parallel::RankGraph& plan) const;
+  RunnerOptions runner_options() const;
+  void make_engine(parallel::RankGraph plan, LoadedShard shard);
 
   SessionOptions options;
   device::Device& device;
@@ -103,34 +105,47 @@ void Session::State::open_text() {
 }
 
 /// Every rank takes the smallest cache of the group: blocks are numbered by rank 0 for all.
-void Session::State::size_cache(const parallel::Graph& graph) {
-  const parallel::Shard shard =
-      parallel::shard_of(graph.dims, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()));
-  kv.num_layers = graph.dims.num_layers;
-  kv.num_kv_heads = shard.kv_heads.size();
-  kv.head_dim = graph.dims.head_dim;
+void Session::State::size_cache(const parallel::RankGraph& plan, std::uint64_t budget) {
+  kv.num_layers = plan.dims.num_layers;
+  kv.num_kv_heads = plan.shard.kv_heads.size();
+  kv.head_dim = plan.dims.head_dim;
   kv.block_size = options.block_size;
-  kv.dtype = default_kv_dtype(graph, options);
+  kv.dtype = default_kv_dtype(plan, options);
   const std::size_t wanted_length = options.max_model_len.value_or(model.spec.max_position_embeddings);
   if (wanted_length > model.spec.max_position_embeddings) {
     throw std::invalid_argument("--max-model-len " + std::to_string(wanted_length) + " is more than the model's " +
                                 std::to_string(model.spec.max_position_embeddings) + " positions (" + model.spec.source + ")");
   }
-  const KvCacheSize size =
-      size_kv_cache(options.kv_cache_bytes, kv, wanted_length, options.max_model_len.has_value(), options.max_num_seqs);
+  const KvCacheSize size = size_kv_cache(budget, kv, wanted_length, options.max_model_len.has_value(), options.max_num_seqs);
   kv.num_blocks = smallest(communicator, size.num_blocks);
   max_model_len = smallest(communicator, size.max_model_len);
 }
 
-void Session::State::make_engine(parallel::RankGraph plan) {
-  LoadedShard shard = load_shard(plan, model.spec, *model.weights, device);
+RunnerOptions Session::State::runner_options() const {
+  return {.max_tokens = options.max_num_batched_tokens,
+          .max_logit_rows = std::min(options.max_num_seqs, options.max_num_batched_tokens),
+          .max_sequences = std::min(options.max_num_seqs, options.max_num_batched_tokens),
+          .max_positions = max_model_len,
+          .kv = kv};
+}
+
+/// With the weights in place: what the device has left, but for the activations and the share that is not to be used.
+std::uint64_t Session::State::free_memory_budget(const parallel::RankGraph& plan) const {
+  const std::uint64_t free = device.free_bytes();
+  const auto usable = static_cast<std::uint64_t>(static_cast<double>(free) * options.memory_utilization);
+  const std::uint64_t activations = activation_bytes(plan, runner_options(), device);
+  if (usable <= activations) {
+    throw std::runtime_error("the activations of a step of " + std::to_string(options.max_num_batched_tokens) + " tokens need " +
+                             std::to_string(activations) + " bytes, but of the " + std::to_string(free) +
+                             " bytes that the device has left only " + std::to_string(usable) +
+                             " are to be used: a smaller --max-num-batched-tokens or more ranks help");
+  }
+  return usable - activations;
+}
+
+void Session::State::make_engine(parallel::RankGraph plan, LoadedShard shard) {
   weight_bytes = shard.size_bytes();
-  const RunnerOptions runner_options{.max_tokens = options.max_num_batched_tokens,
-                                     .max_logit_rows = std::min(options.max_num_seqs, options.max_num_batched_tokens),
-                                     .max_sequences = std::min(options.max_num_seqs, options.max_num_batched_tokens),
-                                     .max_positions = max_model_len,
-                                     .kv = kv};
-  runner = std::make_unique<Runner>(std::move(plan), std::move(shard), model.spec.rope, runner_options, device, communicator);
+  runner = std::make_unique<Runner>(std::move(plan), std::move(shard), model.spec.rope, runner_options(), device, communicator);
   if (!is_root()) return;
   CoordinatorOptions coordinator_options{.scheduler = {.max_num_seqs = options.max_num_seqs,
                                                        .max_num_batched_tokens = options.max_num_batched_tokens,
@@ -161,9 +176,12 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
       parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
                      [&](device::DType weight) { return device.activation_for(weight); });
   state_->open_text();
-  state_->size_cache(graph);
+  // A budget that is known is checked before gigabytes are read.
+  if (options.kv_cache_bytes) state_->size_cache(plan, *options.kv_cache_bytes);
   phase("load weights");
-  state_->make_engine(std::move(plan));
+  LoadedShard shard = load_shard(plan, state_->model.spec, *state_->model.weights, device);
+  if (!options.kv_cache_bytes) state_->size_cache(plan, state_->free_memory_budget(plan));
+  state_->make_engine(std::move(plan), std::move(shard));
   communicator.barrier();
   phase("ready");
 }

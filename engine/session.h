@@ -22,11 +22,12 @@ namespace lockstep::engine {
 /// How a model is to be run; every rank gives the same.
 struct SessionOptions {
   std::filesystem::path model;
-  bool expand_to_float32 = false;            // --dtype float32: weights expanded, activations never rounded to int8
-  std::optional<device::DType> kv_dtype;     // absent: F32 with expand_to_float32, BF16 for BF16 weights, else F16
-  std::uint64_t kv_cache_bytes = 0;          // budget of one rank
-  std::size_t block_size = 32;               // tokens of a KV block; a multiple of 16
-  std::optional<std::size_t> max_model_len;  // absent: the model's, or what the budget holds
+  bool expand_to_float32 = false;               // --dtype float32: weights expanded, activations never rounded to int8
+  std::optional<device::DType> kv_dtype;        // absent: F32 with expand_to_float32, BF16 for BF16 weights, else F16
+  std::optional<std::uint64_t> kv_cache_bytes;  // budget of one rank; absent: of a device with memory of its own, what is free then
+  double memory_utilization = 0.9;              // share of that free memory which is used
+  std::size_t block_size = 32;                  // tokens of a KV block; a multiple of 16
+  std::optional<std::size_t> max_model_len;     // absent: the model's, or what the budget holds
   std::size_t max_num_seqs = 32;
   std::size_t max_num_batched_tokens = 512;
   std::size_t prefill_chunk = 0;  // tokens of one sequence's prefill in a step; 0: what the step has room for

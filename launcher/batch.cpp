@@ -22,7 +22,7 @@ engine::BatchOptions batch_options(const RunConfig& config) {
   options.seed = config.seed;
   if (!config.served_model_name.empty()) options.served_model_name = config.served_model_name;
   options.max_in_flight = 2 * static_cast<std::size_t>(config.max_num_seqs);
-  options.settings = {{"dtype", config.dtype}};
+  options.settings = {{"dtype", config.dtype}, {"reduction", config.reduction}};
   options.numerics_version = engine::kNumericsVersion;
   return options;
 }
@@ -37,6 +37,7 @@ int run_batch_job(const Job& job) {
   const engine::OpenedModel& opened = job.session.model();
   engine::BatchOptions options = batch_options(job.config);
   options.model_hash = opened.model_hash;
+  options.settings["device"] = job.numerics;
   options.settings["kv-cache-dtype"] = std::string(device::info(job.session.kv_dtype()).name);
   options.settings["max-model-len"] = std::to_string(job.session.engine().limits().max_model_len);
 
@@ -45,7 +46,7 @@ int run_batch_job(const Job& job) {
                            .render_chat = {},
                            .defaults = opened.defaults,
                            .name = std::filesystem::path(job.config.model).stem().string(),
-                           .system_fingerprint = system_fingerprint()};
+                           .system_fingerprint = system_fingerprint(job.numerics)};
   std::optional<text::ChatTemplate> chat_template;
   if (!opened.chat_template.empty()) {
     try {

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "device/cpu/cpu_device.h"
 #include "device/cpu/probe.h"
 #include "launcher/subcommands.h"
 #include "parallel/plan.h"

@@ -1,5 +1,7 @@
 #include "launcher/build_identity.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "build_info.h"
@@ -12,7 +14,10 @@ namespace lockstep::launcher {
 std::string build_version() { return kBuildVersion; }
 std::string build_commit() { return kBuildCommit; }
 
-std::string system_fingerprint() { return fmt::format("lockstep-{}-n{}", kBuildVersion, engine::kNumericsVersion); }
+std::string system_fingerprint(std::string device_numerics) {
+  std::replace(device_numerics.begin(), device_numerics.end(), ' ', '-');
+  return fmt::format("lockstep-{}-n{}{}", kBuildVersion, engine::kNumericsVersion, device_numerics == "cpu" ? "" : "-" + device_numerics);
+}
 
 std::string version_text() {
   std::string instruction_sets;

@@ -179,6 +179,7 @@ CommandLine parse_command_line(std::span<const std::string> arguments, const Env
 
   result.config.subcommand = subcommand;
   if (const char* instruction_set = environment("LOCKSTEP_ISA")) result.config.instruction_set = instruction_set;
+  if (const char* plugin = environment("LOCKSTEP_CUDA_PLUGIN")) result.config.cuda_plugin = plugin;
   if (!config_file.empty()) apply_config_file(config_file, options, result.config);
   for (const Registered& entry : registered) {
     if (entry.flag->count() > 0) store_flag(entry, result.config);

@@ -156,7 +156,14 @@ void add_common_options(OptionTable& table) {
   table.section("Ranks", running);
   table.add("comm", choice(&C::comm, {"auto", "self", "threads", "shm", "mpi"}), "KIND",
             "how ranks exchange data (auto: shm on one machine, else mpi)");
-  table.add("device", choice(&C::device, {"auto", "cpu", "cuda"}), "KIND", "auto, cpu or cuda");
+  table.add("device", choice(&C::device, {"auto", "cpu", "cuda"}), "KIND", "auto (GPUs where all ranks have one), cpu or cuda");
+  table.add("reduction", choice(&C::reduction, {"canonical", "fast"}), "KIND",
+            "canonical: the same bits for any number of ranks; fast: as NCCL and cuBLAS like it (GPUs only)");
+  table.add("gpu-memory-utilization", real(&C::gpu_memory_utilization, 0.01, 1.0), "SHARE",
+            "of a GPU's memory that is free behind the weights, for the KV cache");
+  table.add("enforce-eager", toggle(&C::enforce_eager), "", "launch every kernel of a decode step instead of a recorded graph");
+  table.add("allow-shared-gpu", toggle(&C::allow_shared_gpu), "", "let several ranks use one GPU");
+  table.add("comm-tuning", text(&C::comm_tuning), "FILE", "which GPU transport for which size, as `lockstep bench` measured it");
   table.add("threads", integer(&C::threads, 0, 4096), "N", "threads of a rank (0: the cores that it may use, shared by the ranks there)");
   table.add("collective-timeout", real(&C::collective_timeout, 0.1, 1e6), "SECONDS", "how late a rank may be before the job fails");
   table.add("log-level", choice(&C::log_level, {"debug", "info", "warning", "error"}), "LEVEL", "least important message that is shown");
@@ -371,7 +378,8 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
 
 void check_consistency(const RunConfig& config) {
   if (config.model.empty()) throw UsageError("--model is missing: a GGUF file or a Hugging Face folder");
-  if (config.device == "cuda") throw UsageError("--device cuda: this build has no CUDA backend; use --device cpu");
+  if (config.device == "cpu" && config.reduction == "fast")
+    throw UsageError("--reduction fast needs GPUs: on the CPU the canonical one is fast");
   if (config.block_size % 16 != 0) throw UsageError(fmt::format("--block-size {}: it must be a multiple of 16", config.block_size));
   if (config.comm == "self" && config.tensor_parallel_size > 1) {
     throw UsageError(fmt::format("--comm self is for one rank, but --tensor-parallel-size is {}", config.tensor_parallel_size));

@@ -14,6 +14,7 @@
 #include "device/cpu/threads_for_rank.h"
 #include "engine/session.h"
 #include "launcher/control_protocol.h"
+#include "launcher/device_choice.h"
 #include "launcher/generate.h"
 #include "launcher/log.h"
 #include "launcher/reporting_communicator.h"
@@ -36,6 +37,7 @@ struct RankContext {
   const RunConfig& config;
   RankControl& control;
   spdlog::logger& log;
+  int local_rank = 0;
   int local_ranks = 1;
   std::size_t num_threads = 1;
 };
@@ -47,6 +49,10 @@ device::Isa instruction_set(const RunConfig& config) {
   } catch (const std::runtime_error& error) {
     throw UsageError(fmt::format("LOCKSTEP_ISA: {}", error.what()));
   }
+}
+
+std::chrono::milliseconds deadline_of(const RunConfig& config) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(config.collective_timeout * 1000.0));
 }
 
 int run_subcommand(const Job& job) {
@@ -91,21 +97,50 @@ void report(const Failure& failure, const RankContext& context, int rank, bool i
   context.log.log(tells ? spdlog::level::err : spdlog::level::debug, "{}", failure.message);
 }
 
+/// What the ranks compute on, and how they talk about it.
+struct Devices {
+  std::unique_ptr<device::Device> device;
+  std::unique_ptr<comm::Communicator> between_gpus;  // absent on the CPU: host memory is what the communicator is about
+};
+
+/// Collective: all ranks agree before any weight is read.
+Devices open_devices(const RankContext& context, comm::Communicator& communicator) {
+  const RunConfig& config = context.config;
+  const GpuFinding finding = find_gpus(config);
+  if (!agree_on_gpus(config, finding, communicator)) {
+    if (config.reduction == "fast") throw UsageError("--reduction fast needs GPUs, and there are none");
+    return {device::make_cpu_device({.num_threads = context.num_threads, .isa = instruction_set(config)}), nullptr};
+  }
+  comm::CudaRank rank = finding.plugin->open_rank(communicator, {.local_rank = context.local_rank,
+                                                                 .local_size = context.local_ranks,
+                                                                 .allow_shared_gpu = config.allow_shared_gpu,
+                                                                 .graphs = !config.enforce_eager,
+                                                                 .fast = config.reduction == "fast",
+                                                                 .deadline = deadline_of(config),
+                                                                 .tuning = config.comm_tuning});
+  return {std::move(rank.device), std::move(rank.communicator)};
+}
+
 /// The whole life of one rank. Returns the exit code, agreed by all ranks if nothing failed. `failed` is set if the communicator can not be
 /// used any more.
-int run_rank(const RankContext& context, comm::Communicator& communicator, bool& failed) {
+int run_rank(const RankContext& context, comm::Communicator& host, bool& failed) {
   const RunConfig& config = context.config;
-  const bool is_root = communicator.rank() == 0;
+  const bool is_root = host.rank() == 0;
   bool in_setup = true;
+  Devices devices;
+  const auto group = [&]() -> comm::Communicator& { return devices.between_gpus ? *devices.between_gpus : host; };
   try {
     if (is_root && config.subcommand == Subcommand::kBatch) engine::check_batch_files(batch_options(config));
-    comm::check_transport(communicator);
-    const auto device = device::make_cpu_device({.num_threads = context.num_threads, .isa = instruction_set(config)});
-    engine::Session session(session_options(config, static_cast<std::size_t>(context.local_ranks)), *device, communicator);
+    comm::check_transport(host);
+    devices = open_devices(context, host);
+    comm::Communicator& communicator = group();
+    const device::Device& device = *devices.device;
+    engine::Session session(session_options(config, static_cast<std::size_t>(context.local_ranks), device.free_bytes() > 0),
+                            *devices.device, communicator);
     in_setup = false;
     std::int32_t exit_code = 0;
     if (is_root) {
-      context.log.debug("{}; {}; {} MB of weights, {} tokens of KV cache", session.model().description, device->description(),
+      context.log.debug("{}; {}; {} MB of weights, {} tokens of KV cache", session.model().description, device.description(),
                         session.weight_bytes() >> 20, session.kv_tokens());
       exit_code = run_subcommand({.config = config,
                                   .session = session,
@@ -113,7 +148,8 @@ int run_rank(const RankContext& context, comm::Communicator& communicator, bool&
                                   .log = context.log,
                                   .num_ranks = communicator.size(),
                                   .num_threads = context.num_threads,
-                                  .device = device->description()});
+                                  .device = device.description(),
+                                  .numerics = device.numerics()});
       session.stop();
     } else {
       session.serve();
@@ -124,8 +160,8 @@ int run_rank(const RankContext& context, comm::Communicator& communicator, bool&
   } catch (const std::exception& error) {
     failed = true;
     const Failure failure = describe(error, in_setup);
-    communicator.abort(failure.exit_code == 2 && !failure.from_peer ? std::string(kRefused) + failure.message : failure.message);
-    report(failure, context, communicator.rank(), in_setup);
+    group().abort(failure.exit_code == 2 && !failure.from_peer ? std::string(kRefused) + failure.message : failure.message);
+    report(failure, context, host.rank(), in_setup);
     return failure.exit_code;
   }
 }
@@ -133,13 +169,15 @@ int run_rank(const RankContext& context, comm::Communicator& communicator, bool&
 int run_threads(const RankContext& context) {
   const auto size = static_cast<int>(context.config.tensor_parallel_size);
   comm::CommunicatorOptions options;
-  options.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(context.config.collective_timeout * 1000.0));
+  options.deadline = deadline_of(context.config);
   auto communicators = comm::make_thread_communicators(size, options);
   std::vector<int> exit_codes(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   const auto run = [&](std::size_t rank) {
     bool failed = false;
-    exit_codes[rank] = run_rank(context, *communicators[rank], failed);
+    RankContext own = context;
+    own.local_rank = static_cast<int>(rank);
+    exit_codes[rank] = run_rank(own, *communicators[rank], failed);
   };
   for (std::size_t rank = 1; rank < exit_codes.size(); ++rank) threads.emplace_back(run, rank);
   run(0);
@@ -165,14 +203,14 @@ int run_process(const RunConfig& config, const RankEnvironment& ranks, RankContr
   const RankContext context{.config = config,
                             .control = control,
                             .log = log,
+                            .local_rank = world.local_rank(),
                             .local_ranks = world.local_size() * thread_ranks,
                             .num_threads = choose_threads(config, world, thread_ranks, log)};
   if (kind == "threads") return run_threads(context);
   int exit_code = 0;
   {
     control.set_phase("connect ranks");
-    const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(config.collective_timeout * 1000.0));
-    ReportingCommunicator communicator(world.make_communicator(kind, deadline), control);
+    ReportingCommunicator communicator(world.make_communicator(kind, deadline_of(config)), control);
     exit_code = run_rank(context, communicator, failed);
     if (failed && world.size() > 1) {
       if (world.rank() != 0) std::this_thread::sleep_for(kLetRankZeroSpeak);

@@ -30,12 +30,18 @@ struct RunConfig {
   std::int64_t tensor_parallel_size = 1;
   bool tensor_parallel_size_given = false;  // by flag or file: then the world must have just this size
   std::string comm = "auto";                // "auto", "self", "threads", "shm", "mpi"
-  std::string device = "auto";              // "auto", "cpu"
+  std::string device = "auto";              // "auto", "cpu", "cuda"
+  std::string reduction = "canonical";      // "canonical", "fast"
+  double gpu_memory_utilization = 0.9;      // share of a GPU's free memory that the KV cache may use
+  bool allow_shared_gpu = false;            // several ranks on one GPU
+  bool enforce_eager = false;               // no CUDA graphs
+  std::string comm_tuning;                  // file of `lockstep bench comm`; empty: the built-in table
   std::int64_t threads = 0;                 // of a rank; 0: the affinity mask shared by the local ranks
   double collective_timeout = 120.0;        // seconds
   std::int64_t restarts = 0;
   std::string log_level = "info";
   std::string instruction_set;  // LOCKSTEP_ISA; empty: the best of the machine
+  std::string cuda_plugin;      // LOCKSTEP_CUDA_PLUGIN; empty: where it is installed
 
   // batch
   std::string input_file;

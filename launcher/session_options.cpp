@@ -21,13 +21,16 @@ std::uint64_t available_memory() {
 
 }  // namespace
 
-engine::SessionOptions session_options(const RunConfig& config, std::size_t local_ranks) {
+engine::SessionOptions session_options(const RunConfig& config, std::size_t local_ranks, bool device_has_memory) {
   constexpr std::uint64_t kMostByDefault = std::uint64_t{4} << 30;
   engine::SessionOptions options;
   options.model = config.model;
   options.expand_to_float32 = config.dtype == "float32";
   if (config.kv_cache_dtype != "auto") options.kv_dtype = device::dtype_from_name(config.kv_cache_dtype);
-  options.kv_cache_bytes = config.kv_cache_memory.value_or(std::min(kMostByDefault, available_memory() / 4) / local_ranks);
+  options.kv_cache_bytes = config.kv_cache_memory;
+  options.memory_utilization = config.gpu_memory_utilization;
+  if (!options.kv_cache_bytes && !device_has_memory)
+    options.kv_cache_bytes = std::min(kMostByDefault, available_memory() / 4) / local_ranks;
   options.block_size = static_cast<std::size_t>(config.block_size);
   if (config.max_model_len > 0) options.max_model_len = static_cast<std::size_t>(config.max_model_len);
   options.max_num_seqs = static_cast<std::size_t>(config.max_num_seqs);

@@ -7,8 +7,8 @@
 namespace lockstep::launcher {
 
 /// What the engine is to do, of what the user asked for. `local_ranks`: ranks that share this machine's memory; without --kv-cache-memory
-/// each takes its part of a quarter of what is free, at most 4 GiB.
+/// each takes its part of a quarter of what is free, at most 4 GiB; with `device_has_memory` the budget is what the device has left.
 /// @throws UsageError that names the flag.
-engine::SessionOptions session_options(const RunConfig& config, std::size_t local_ranks);
+engine::SessionOptions session_options(const RunConfig& config, std::size_t local_ranks, bool device_has_memory);
 
 }  // namespace lockstep::launcher

@@ -21,6 +21,7 @@ struct Job {
   int num_ranks = 1;
   std::size_t num_threads = 1;  // of this rank
   std::string device;           // as it describes itself
+  std::string numerics;         // what of the device can change a bit of an answer
 };
 
 /// `lockstep batch` and `lockstep bench`. They return the exit code. generate.h and inspect.h have the others.

@@ -40,7 +40,6 @@ struct RankValue {
   std::size_t columns = 0;
   std::size_t row_factor = 1;  // roots of partial sums that stand one behind the other
   device::Activation type = device::Activation::kFloat32;
-  bool over_logit_rows = false;  // as many rows as logits are wanted, not as tokens are computed
 };
 
 /// What a rank does, in order: the compute nodes of the model's graph with local sizes, and the collectives that make the cut invisible.

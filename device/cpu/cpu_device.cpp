@@ -87,6 +87,8 @@ class CpuDevice final : public Device {
            (pool_.size() == 1 ? " thread" : " threads");
   }
 
+  std::string numerics() const override { return "cpu"; }
+
   Activation activation_for(DType weight) const override { return cpu_activation_for(weight); }
 
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {

@@ -16,6 +16,29 @@ using parallel::kNone;
 using parallel::RankNode;
 using parallel::RankOp;
 
+namespace {
+
+/// Rows of every value of the graph. What stands behind the selection of logit rows is sized by those.
+std::vector<std::size_t> rows_of_values(const parallel::RankGraph& graph, const RunnerOptions& options) {
+  std::vector<std::size_t> rows;
+  for (const parallel::RankValue& value : graph.values) rows.push_back(value.row_factor * options.max_tokens);
+  bool selected = false;
+  for (const RankNode& node : graph.nodes) {
+    selected = selected || node.op == RankOp::kSelectLogitRows;
+    if (selected && node.output != kNone) rows[node.output] = graph.values[node.output].row_factor * options.max_logit_rows;
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::size_t activation_bytes(const parallel::RankGraph& graph, const RunnerOptions& options, const device::Device& device) {
+  const std::vector<std::size_t> rows = rows_of_values(graph, options);
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) bytes += device.matrix_bytes(graph.values[i].type, rows[i], graph.values[i].columns);
+  return bytes;
+}
+
 struct Runner::StepContext {
   std::uint64_t sequence = 0;
   std::size_t rows = 0;  // of the values that the current node works on: tokens, then logit rows
@@ -58,21 +81,14 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
   allocate_values();
 }
 
-Runner::~Runner() = default;
+Runner::~Runner() { device_.end_steps(); }
 
 void Runner::allocate_values() {
-  // Everything behind the selection of logit rows is sized by those.
-  std::vector<bool> over_logit_rows(graph_.values.size(), false);
-  bool selected = false;
-  for (const RankNode& node : graph_.nodes) {
-    selected = selected || node.op == RankOp::kSelectLogitRows;
-    if (selected && node.output != kNone) over_logit_rows[node.output] = true;
-  }
-  for (std::size_t i = 0; i < graph_.values.size(); ++i) {
+  const std::vector<std::size_t> rows = rows_of_values(graph_, options_);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
     const parallel::RankValue& value = graph_.values[i];
-    const std::size_t rows = value.row_factor * (over_logit_rows[i] ? options_.max_logit_rows : options_.max_tokens);
-    buffers_.push_back(device_.allocate(device_.matrix_bytes(value.type, rows, value.columns)));
-    values_.push_back({buffers_.back()->data(), value.columns, rows, value.type});
+    buffers_.push_back(device_.allocate(device_.matrix_bytes(value.type, rows[i], value.columns)));
+    values_.push_back({buffers_.back()->data(), value.columns, rows[i], value.type});
   }
 }
 

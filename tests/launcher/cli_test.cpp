@@ -216,7 +216,7 @@ TEST(CommandLine, NamesTheFlagOfABadValue) {
   EXPECT_EQ(batch({"--kv-cache-memory", "1e300"}), "--kv-cache-memory: '1e300' is not a number of bytes, like 512M or 2G");
   EXPECT_EQ(batch({"--collective-timeout", "nan"}), "--collective-timeout: 'nan' is not a number");
   EXPECT_THAT(batch({"--block-size", "17"}), HasSubstr("--block-size 17: it must be a multiple of 16"));
-  EXPECT_THAT(batch({"--device", "cuda"}), HasSubstr("--device cuda: this build has no CUDA backend"));
+  EXPECT_THAT(batch({"--device", "cpu", "--reduction", "fast"}), HasSubstr("--reduction fast needs GPUs"));
   EXPECT_THAT(batch({"--comm", "self", "-tp", "2"}), HasSubstr("--comm self"));
   EXPECT_THAT(batch({"--resume", "--overwrite"}), HasSubstr("--resume and --overwrite"));
   EXPECT_THAT(batch({"--error-file", "./o"}), HasSubstr("--output-file and --error-file are the same file"));

@@ -30,7 +30,8 @@ struct Fiber : ThreadIndices {
   Stack stack;
   FiberState state = FiberState::kDone;
   bool polling = false;
-  unsigned number = 0;  // in its block
+  bool started = false;  // and not ended
+  unsigned number = 0;   // in its block
   std::uint64_t priority = 0;
   const char* waits_for = "";
   Site site;
@@ -112,6 +113,7 @@ class Grid {
   void check_red_zones(Block& block);
   void release_barrier(Block& block);
   void finish_thread(Fiber& fiber);
+  void leave(Fiber& fiber);
   void push(Fiber* fiber);
   void push_all(Fiber* const* fibers, std::size_t count);
   Fiber* pop();

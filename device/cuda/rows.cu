@@ -1,0 +1,87 @@
+#include "device/cuda/error.h"
+#include "device/cuda/kernels/rows.cuh"
+#include "device/cuda/kernels/top.cuh"
+#include "device/cuda/row_launch.h"
+#include "device/cuda/rows.h"
+
+namespace lockstep::device::cuda {
+namespace {
+
+dim3 grid_of(std::size_t num_rows, std::size_t columns) {
+  return dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>((columns + kRowStep - 1) / kRowStep));
+}
+
+void launch_norm(const Launch& where, const NormArguments& arguments, std::size_t num_rows, const Rows& out) {
+  dispatch(out.type, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    check(launch(norm_rows<Element>, dim3(static_cast<unsigned>(num_rows)), dim3(kRowThreads), 0, where.stream, arguments,
+                 mutable_rows<Element>(out)),
+          "launching norm_rows");
+  });
+}
+
+void launch_copy(const Launch& where, const Rows& from, const std::uint32_t* rows, std::size_t num_rows, const Rows& out) {
+  const auto columns = static_cast<unsigned>(out.columns);
+  dispatch(out.type, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    check(launch(copy_rows<Element>, grid_of(num_rows, columns), dim3(kRowThreads), 0, where.stream, const_rows(from), rows, columns,
+                 is_aligned(from) && is_aligned(out), mutable_rows<Element>(out)),
+          "launching copy_rows");
+  });
+}
+
+}  // namespace
+
+void rms_norm(const Launch& where, Rows x, std::size_t num_rows, const float* weight, float eps, Rows out) {
+  if (num_rows == 0) return;
+  const bool aligned = is_aligned(x) && is_aligned(weight) && is_aligned(out);
+  launch_norm(where, {mutable_rows<float>(x), {nullptr, 0}, nullptr, weight, eps, static_cast<unsigned>(x.columns), aligned}, num_rows,
+              out);
+}
+
+void add(const Launch& where, Rows x, Rows delta, std::size_t num_rows, const float* bias) {
+  if (num_rows == 0 || x.columns == 0) return;
+  const bool aligned = is_aligned(x) && is_aligned(delta) && is_aligned(bias);
+  check(launch(add_rows<float>, grid_of(num_rows, x.columns), dim3(kRowThreads), 0, where.stream, mutable_rows<float>(x), const_rows(delta),
+               bias, static_cast<unsigned>(x.columns), aligned),
+        "launching add_rows");
+}
+
+void add_rms_norm(const Launch& where, Rows x, Rows delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
+                  Rows out) {
+  if (num_rows == 0) return;
+  const bool aligned = is_aligned(x) && is_aligned(delta) && is_aligned(bias) && is_aligned(weight) && is_aligned(out);
+  launch_norm(where, {mutable_rows<float>(x), const_rows(delta), bias, weight, eps, static_cast<unsigned>(x.columns), aligned}, num_rows,
+              out);
+}
+
+void swiglu(const Launch& where, Rows gate_up, std::size_t num_rows, Rows out) {
+  if (num_rows == 0 || out.columns == 0) return;
+  const auto columns = static_cast<unsigned>(out.columns);
+  const bool aligned = is_aligned(gate_up) && columns % 4 == 0 && is_aligned(out);
+  dispatch(out.type, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    check(launch(swiglu_rows<Element>, grid_of(num_rows, columns), dim3(kRowThreads), 0, where.stream, const_rows(gate_up), columns,
+                 aligned, mutable_rows<Element>(out)),
+          "launching swiglu_rows");
+  });
+}
+
+void convert(const Launch& where, Rows x, std::size_t num_rows, Rows out) {
+  if (num_rows == 0 || out.columns == 0) return;
+  launch_copy(where, x, nullptr, num_rows, out);
+}
+
+void gather_rows(const Launch& where, Rows from, const std::uint32_t* rows, std::size_t num_rows, Rows out) {
+  if (num_rows == 0 || out.columns == 0) return;
+  launch_copy(where, from, rows, num_rows, out);
+}
+
+void top_of_rows(const Launch& where, Rows logits, std::size_t num_rows, Top* tops) {
+  if (num_rows == 0) return;
+  check(launch(tops_of_rows<float>, dim3(static_cast<unsigned>(num_rows)), dim3(kTopThreads), 0, where.stream, const_rows(logits),
+               static_cast<unsigned>(logits.columns), is_aligned(logits), tops),
+        "launching tops_of_rows");
+}
+
+}  // namespace lockstep::device::cuda
