@@ -74,6 +74,9 @@ using ReadRows = std::function<void(std::size_t first, std::size_t count, std::s
 /// numbers alone (docs/numerics.md, N7). kFloat8 is e4m3.
 enum class KvQuantisation : std::uint8_t { kNone, kFloat8, kInt8 };
 
+/// "", "fp8", "int8".
+std::string_view name_of(KvQuantisation quantised);
+
 /// The paged cache of keys and values of one rank.
 struct KvCacheSpec {
   std::size_t num_layers = 0;
