@@ -52,7 +52,7 @@ inline std::string text_of(const engine::Completion& done) {
 
 /// The answers by request, and the bits of the logits of one prompt.
 inline std::vector<std::string> answers_of(const std::filesystem::path& model, const GpuWay& way) {
-  constexpr std::size_t kPrompts[] = {5, 70, 17, 1};
+  constexpr std::size_t kPrompts[] = {5, 33, 17, 1};
   RunSetup setup = exact_setup(model, way.ranks);
   setup.session.dtype.reset();
   setup.session.block_size = 16;

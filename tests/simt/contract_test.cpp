@@ -37,6 +37,7 @@ class ContractOnEmulatedGpus : public testing::TestWithParam<device::DType> {
     simt::config().schedule = way.schedule;
     simt::config().stream_order = way.stream_order;
     simt::config().seed = way.seed;
+    simt::config().device_count = 9;
     simt::config().shuffle_blocks = way.schedule == simt::Schedule::kRandom;
     simt::config().graph_order = way.schedule == simt::Schedule::kRandom ? simt::GraphOrder::kRandom : simt::GraphOrder::kCaptured;
     return test::answers_of(model_, way);
@@ -47,10 +48,13 @@ class ContractOnEmulatedGpus : public testing::TestWithParam<device::DType> {
   fs::path model_ = folder_.path() / "tiny.gguf";
 };
 
-/// One axis each.
-std::vector<Way> ways() {
+/// One axis each. The kernels differ by type, the rest does not: so one type gets the most.
+std::vector<Way> ways(device::DType dtype) {
   std::vector<Way> all;
-  for (const int ranks : {2, 3, 4, 9}) all.push_back({{.ranks = ranks}});
+  const bool most = dtype == device::DType::kBF16;
+  for (const int ranks : {2, 3, 4, 9}) {
+    if (most || ranks == 3) all.push_back({{.ranks = ranks}});
+  }
   all.push_back({{.sequences = 1}});
   all.push_back({{.sequences = 2}});
   for (const std::size_t chunk : {1, 16}) all.push_back({{.chunk = chunk}});
@@ -58,7 +62,7 @@ std::vector<Way> ways() {
   all.push_back({{.graphs = false}});
   all.push_back({{}, simt::Schedule::kReverse});
   all.push_back({{}, simt::Schedule::kOneWarpFirst});
-  for (std::uint64_t seed = 1; seed <= 10; ++seed)
+  for (std::uint64_t seed = 1; seed <= (most ? 10 : 2); ++seed)
     all.push_back({{.ranks = seed % 2 == 0 ? 2 : 1}, simt::Schedule::kRandom, simt::StreamOrder::kEager, seed});
   for (const simt::StreamOrder order : {simt::StreamOrder::kLazy, simt::StreamOrder::kLastFirst, simt::StreamOrder::kRandom})
     all.push_back({{.ranks = 2}, simt::Schedule::kForward, order});
@@ -82,7 +86,7 @@ TEST_P(ContractOnEmulatedGpus, AnswersAndLogitsAreTheSameBytes) {
   const bool full = wanted != nullptr && std::string(wanted) == "full";
   const std::vector<std::string> expected = run({});
   for (const std::string& answer : expected) ASSERT_FALSE(answer.empty());
-  for (const Way& way : full ? product() : ways()) {
+  for (const Way& way : full ? product() : ways(GetParam())) {
     EXPECT_TRUE(test::same_answers(run(way), expected)) << testing::PrintToString(way);
     if (HasFailure()) return;  // the first way that differs says enough
   }

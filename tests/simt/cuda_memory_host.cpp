@@ -254,6 +254,7 @@ cudaError_t allocate(void** pointer, std::size_t bytes) {
     memory.live.insert(range);
   }
   unpoison(begin, bytes);
+  acquire(begin);  // whoever had the place before is done with it
   std::memset(begin, 0xFF, bytes);
   *pointer = begin;
   return cudaSuccess;
@@ -282,6 +283,7 @@ cudaError_t deallocate(void* pointer) {
     fallocate(memory.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, to - from);
   }
   poison(begin, bytes);
+  release(range.begin);
   {
     const std::lock_guard lock(memory.lock);
     memory.unused.insert({begin, bytes, 0});
