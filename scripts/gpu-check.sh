@@ -8,7 +8,7 @@
 #   GPU_CHECK_SECONDS=600     time for all
 #   GPU_CHECK_EMULATED=1      emulated GPUs in place of real ones: a test of this script
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 emulated=${GPU_CHECK_EMULATED:-0}
 out=${OUT:-build/gpu-check}

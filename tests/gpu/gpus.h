@@ -36,11 +36,11 @@ inline std::string missing_gpus(int ranks) {
   return "there are " + std::to_string(usable) + " GPUs, and " + std::to_string(ranks) + " are needed";
 }
 
-/// Ranks that tests over all of them go up to: an emulator is slow.
+/// An emulator is slow: tests that have a part that is enough for it run that.
 #if defined(LOCKSTEP_SIMT)
-inline constexpr int kMostRanks = 3;
+inline constexpr bool kEmulated = true;
 #else
-inline constexpr int kMostRanks = 8;
+inline constexpr bool kEmulated = false;
 #endif
 
 /// What an emulator found wrong; real GPUs tell by the results.
