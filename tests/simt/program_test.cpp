@@ -76,7 +76,7 @@ TEST_F(ProgramOnGpus, ThreeProcessesWithAGpuEachWriteTheFileOfOne) {
 
 TEST_F(ProgramOnGpus, MeasuresTransportsAndWritesTheTableThatABatchReads) {
   test::Process bench({LOCKSTEP_PROGRAM, "bench", "comm", "-tp", "2", "--comm-tuning", path("table.txt"), "--json"}, path("table.txt"));
-  ASSERT_EQ(bench.wait(), 0) << bench.log();
+  ASSERT_EQ(bench.wait(std::chrono::minutes(4)), 0) << bench.log();
   const std::string table = test::contents(path("table.txt"));
   EXPECT_THAT(table, HasSubstr("# 2 ranks, cuda 0"));
   EXPECT_THAT(table, HasSubstr("\n0 "));
@@ -90,7 +90,7 @@ TEST_F(ProgramOnGpus, MeasuresAModelAgainstWhatTheGpusGive) {
        std::string(LOCKSTEP_PROGRAM) + " bench -m " + path("model.gguf") +
            " --input-len 4 --output-len 2 --num-prompts 2 --iterations 1 --warmup 0 --kv-cache-memory 1M --json >" + path("bench.json")},
       path("bench.json"));
-  ASSERT_EQ(bench.wait(), 0) << bench.log();
+  ASSERT_EQ(bench.wait(std::chrono::minutes(4)), 0) << bench.log();
   const std::string json = test::contents(path("bench.json"));
   for (const char* key : {"decode_tok_s", "share_of_roofline", "peak_flops", "share_of_peak"}) EXPECT_THAT(json, HasSubstr(key));
 }
