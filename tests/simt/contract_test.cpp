@@ -73,10 +73,11 @@ class ContractOnEmulatedGpus : public testing::TestWithParam<device::DType> {
     simt::config().schedule = way.schedule;
     simt::config().stream_order = way.stream_order;
     simt::config().seed = way.seed;
+    simt::config().device_count = 9;
     simt::config().shuffle_blocks = way.schedule == simt::Schedule::kRandom;
     simt::config().graph_order = way.schedule == simt::Schedule::kRandom ? simt::GraphOrder::kRandom : simt::GraphOrder::kCaptured;
     test::RunSetup setup = test::exact_setup(model_, way.ranks);
-    setup.session.expand_to_float32 = false;
+    setup.session.dtype.reset();
     setup.session.block_size = 16;
     setup.session.kv_cache_bytes = 1u << 20;
     setup.session.max_num_seqs = way.sequences;
@@ -85,7 +86,7 @@ class ContractOnEmulatedGpus : public testing::TestWithParam<device::DType> {
     setup.session.preempt_every = way.preempt_every;
     std::vector<std::string> answers(kRequests);
     test::with_session(test::on_gpus(setup, way.graphs), [&](engine::Session& session) {
-      const std::size_t prompts[kRequests] = {5, 70, 17, 1};
+      const std::size_t prompts[kRequests] = {5, 33, 17, 1};
       for (std::size_t i = 0; i < kRequests; ++i) {
         session.engine().submit(request(i, prompts[i], 4), [&answers, i](engine::Completion&& done) { answers[i] = text_of(done); });
       }
@@ -107,10 +108,13 @@ class ContractOnEmulatedGpus : public testing::TestWithParam<device::DType> {
   fs::path model_ = folder_.path() / "tiny.gguf";
 };
 
-/// One axis each.
-std::vector<Way> ways() {
+/// One axis each. The kernels differ by type, the rest does not: so one type gets the most.
+std::vector<Way> ways(device::DType dtype) {
   std::vector<Way> all;
-  for (const int ranks : {2, 3, 4, 9}) all.push_back({.ranks = ranks});
+  const bool most = dtype == device::DType::kBF16;
+  for (const int ranks : {2, 3, 4, 9}) {
+    if (most || ranks == 3) all.push_back({.ranks = ranks});
+  }
   all.push_back({.sequences = 1});
   all.push_back({.sequences = 2});
   for (const std::size_t chunk : {1, 16}) all.push_back({.chunk = chunk});
@@ -118,7 +122,7 @@ std::vector<Way> ways() {
   all.push_back({.graphs = false});
   all.push_back({.schedule = simt::Schedule::kReverse});
   all.push_back({.schedule = simt::Schedule::kOneWarpFirst});
-  for (std::uint64_t seed = 1; seed <= 10; ++seed)
+  for (std::uint64_t seed = 1; seed <= (most ? 10 : 2); ++seed)
     all.push_back({.ranks = seed % 2 == 0 ? 2 : 1, .schedule = simt::Schedule::kRandom, .seed = seed});
   for (const simt::StreamOrder order : {simt::StreamOrder::kLazy, simt::StreamOrder::kLastFirst, simt::StreamOrder::kRandom})
     all.push_back({.ranks = 2, .stream_order = order});
@@ -142,7 +146,7 @@ TEST_P(ContractOnEmulatedGpus, AnswersAndLogitsAreTheSameBytes) {
   const bool full = wanted != nullptr && std::string(wanted) == "full";
   const std::vector<std::string> expected = run({});
   for (const std::string& answer : expected) ASSERT_FALSE(answer.empty());
-  for (const Way& way : full ? product() : ways()) {
+  for (const Way& way : full ? product() : ways(GetParam())) {
     const std::vector<std::string> got = run(way);
     EXPECT_EQ(got.size(), expected.size());
     for (std::size_t i = 0; i < std::min(got.size(), expected.size()); ++i)

@@ -42,7 +42,7 @@ Cost step_cost(int ranks, std::size_t layers) {
   const auto model = folder.path() / "tiny.gguf";
   test::write_tiny_gguf(model, device::DType::kBF16, {.num_layers = layers});
   test::RunSetup setup = test::exact_setup(model, ranks);
-  setup.session.expand_to_float32 = false;
+  setup.session.dtype.reset();
   Cost before, after;
   test::with_session(test::on_gpus(setup), [&](engine::Session& session) {
     for (engine::RequestId id = 1; id <= 3; ++id) {

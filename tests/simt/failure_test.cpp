@@ -62,7 +62,7 @@ class FailureOnGpus : public testing::Test {
     simt::reset();
     test::write_tiny_gguf(model_, device::DType::kBF16, {.num_layers = 1});
     setup_ = test::exact_setup(model_, 2);
-    setup_.session.expand_to_float32 = false;
+    setup_.session.dtype.reset();
     setup_.session.kv_cache_bytes = 1u << 20;
     setup_.session.max_num_batched_tokens = 64;
     setup_ = test::on_gpus(setup_);

@@ -33,7 +33,7 @@ class FirstError {
 RunSetup exact_setup(const std::filesystem::path& model, int ranks) {
   RunSetup setup;
   setup.session.model = model;
-  setup.session.expand_to_float32 = true;
+  setup.session.dtype = device::DType::kF32;
   setup.session.kv_cache_bytes = 64u << 20;
   setup.ranks = ranks;
   setup.isa = device::supported_isas().back();

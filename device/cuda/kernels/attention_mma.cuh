@@ -55,17 +55,28 @@ __device__ inline void load_queries(const AttentionArguments& arguments, const T
   }
 }
 
-/// Eight elements of a vector of the cache, from `dim` on, in another type than they are stored in.
 template <class Element>
-__device__ inline uint4 convert_eight(const CacheView& cache, const std::byte* vector, unsigned dim) {
+__device__ inline void expand_eight(const std::byte* from, float scale, const Element* type, float* to) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(from);
+  expand_four(raw.x, scale, type, to);
+  expand_four(raw.y, scale, type, to + 4);
+}
+
+/// Eight elements of a slot, from `dim` on, in another type than they are stored in. `vectors` is where the keys, or values, of the block
+/// are.
+template <class Element>
+__device__ inline uint4 convert_eight(const CacheView& cache, const std::byte* vectors, unsigned slot, unsigned dim) {
+  const std::byte* vector = vectors + static_cast<std::size_t>(slot) * cache.vector_bytes;
   float values[8] = {};
-  if (cache.type == CacheType::kFloat32) {
-    expand_16(load_16(vector + 4 * dim), static_cast<const float*>(nullptr), values);
-    if (4 * (dim + 4) < cache.vector_bytes) expand_16(load_16(vector + 4 * (dim + 4)), static_cast<const float*>(nullptr), values + 4);
-  } else if (cache.type == CacheType::kFloat16) {
-    expand_16(load_16(vector + 2 * dim), static_cast<const __half*>(nullptr), values);
-  } else {
-    expand_16(load_16(vector + 2 * dim), static_cast<const __nv_bfloat16*>(nullptr), values);
+  switch (cache.type) {
+    case CacheType::kFloat32:
+      expand_16(load_16(vector + 4 * dim), static_cast<const float*>(nullptr), values);
+      if (4 * (dim + 4) < cache.vector_bytes) expand_16(load_16(vector + 4 * (dim + 4)), static_cast<const float*>(nullptr), values + 4);
+      break;
+    case CacheType::kFloat16: expand_16(load_16(vector + 2 * dim), static_cast<const __half*>(nullptr), values); break;
+    case CacheType::kBFloat16: expand_16(load_16(vector + 2 * dim), static_cast<const __nv_bfloat16*>(nullptr), values); break;
+    case CacheType::kFloat8: expand_eight(vector + dim, cache.scales(vectors)[slot], static_cast<const Float8*>(nullptr), values); break;
+    case CacheType::kInt8: expand_eight(vector + dim, cache.scales(vectors)[slot], static_cast<const Int8*>(nullptr), values); break;
   }
   return pack_eight<Element>(values);
 }
@@ -81,21 +92,20 @@ __device__ inline void load_span(const CacheView& cache, const Tile& tile, unsig
 #pragma unroll
   for (unsigned first = 0; first < kSpan; first += 16) {  // a block of the cache has a multiple of 16 tokens
     const unsigned first_key = span * kSpan + first;
+    const unsigned first_slot = first_key % cache.block_size;
     const std::byte* vectors = cache.data;
     if (first_key < tile.keys.end && first_key + 16 > tile.keys.begin) {
-      vectors = cache.keys(tile.block_table[first_key / cache.block_size], tile.kv_head) + offset +
-                static_cast<std::size_t>(first_key % cache.block_size) * cache.vector_bytes;
+      vectors = cache.keys(tile.block_table[first_key / cache.block_size], tile.kv_head) + offset;
     }
 #pragma unroll
     for (unsigned i = 0; i < 16; i += kRowsAtOnce) {
-      const unsigned row = i + threadIdx.x / kChunks, key = first_key + row;
+      const unsigned row = i + threadIdx.x / kChunks, key = first_key + row, slot = first_slot + row;
       const bool valid = key >= tile.keys.begin && key < tile.keys.end && dim < cache.head_dim;
-      const std::byte* vector = vectors + static_cast<std::size_t>(row) * cache.vector_bytes;
       Element* place = to + swizzled<kDim>(first + row, chunk);
       if constexpr (kAsync) {
-        cp_async_16_or_zero(place, vector + 2 * dim, valid);
+        cp_async_16_or_zero(place, vectors + static_cast<std::size_t>(slot) * cache.vector_bytes + 2 * dim, valid);
       } else {
-        store_16(place, valid ? convert_eight<Element>(cache, vector, dim) : make_uint4(0, 0, 0, 0));
+        store_16(place, valid ? convert_eight<Element>(cache, vectors, slot, dim) : make_uint4(0, 0, 0, 0));
       }
     }
   }
