@@ -125,7 +125,6 @@ struct NormArguments {
   const float* weight;
   float eps;
   unsigned columns;
-  bool aligned;
 };
 
 /// What a block does to a row: x += delta (+ bias) where there is a delta, out = x / sqrt(mean(x^2) + eps) * weight.
