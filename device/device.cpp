@@ -14,6 +14,15 @@ std::string_view name_of(Activation type) {
   return "?";
 }
 
+std::string_view name_of(KvQuantisation quantised) {
+  switch (quantised) {
+    case KvQuantisation::kNone: return "";
+    case KvQuantisation::kFloat8: return "fp8";
+    case KvQuantisation::kInt8: return "int8";
+  }
+  return "?";
+}
+
 std::size_t WeightSpec::num_roots() const {
   return static_cast<std::size_t>(std::count_if(leaves.begin(), leaves.end(), [](const Leaf& leaf) { return leaf.ends_root; }));
 }

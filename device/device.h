@@ -74,6 +74,9 @@ using ReadRows = std::function<void(std::size_t first, std::size_t count, std::s
 /// numbers alone (docs/numerics.md, N7). kFloat8 is e4m3.
 enum class KvQuantisation : std::uint8_t { kNone, kFloat8, kInt8 };
 
+/// "", "fp8", "int8".
+std::string_view name_of(KvQuantisation quantised);
+
 /// The paged cache of keys and values of one rank.
 struct KvCacheSpec {
   std::size_t num_layers = 0;
@@ -184,6 +187,8 @@ class Device {
   /// of `walk`, for steps that have the same shape; so `walk` must do the same for every step with these StepRows and host code in it must
   /// not matter.
   virtual void run_step(const std::function<void()>& walk) { walk(); }
+  /// There will be no more steps: recordings go, which hold on to memory and collectives that are to go next.
+  virtual void end_steps() {}
 
   // Ops. Those that take no number of rows work on the tokens, or on the logit rows, of the step.
 

@@ -7,6 +7,7 @@
 #include "device/cpu/cpu_device.h"
 #include "engine/model/open_model.h"
 #include "engine/session.h"
+#include "launcher/session_options.h"
 #include "parallel/plan.h"
 
 namespace lockstep::launcher {
@@ -33,7 +34,7 @@ std::string kv_line(const engine::ModelSpec& spec) {
 
 std::string inspect(const RunConfig& config) {
   const engine::OpenedModel model = engine::open_model(config.model);
-  const parallel::Graph graph = engine::graph_of(model, config.dtype == "float32");
+  const parallel::Graph graph = engine::graph_of(model, weight_dtype(config));
   const auto ranks = static_cast<std::size_t>(config.tensor_parallel_size);
   parallel::check_num_ranks(graph.dims, ranks);
   std::string text = model.description + "\n";

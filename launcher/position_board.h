@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <thread>
 #include <type_traits>
 
 #include "comm/communicator.h"
@@ -23,10 +24,11 @@ class PositionBoard {
 
   comm::Position get() const noexcept {
     Words words{};
-    for (int tries = 0; tries < 1000; ++tries) {
+    for (int tries = 1;; ++tries) {
       const std::uint64_t before = sequence_.load(std::memory_order_acquire);
       for (std::size_t i = 0; i < words.size(); ++i) words[i] = words_[i].load(std::memory_order_acquire);
       if (before % 2 == 0 && sequence_.load(std::memory_order_acquire) == before) break;
+      if (tries % kTriesBeforeYield == 0) std::this_thread::yield();  // the writer may have lost its core in between
     }
     comm::Position position;
     std::memcpy(static_cast<void*>(&position), words.data(), sizeof position);
@@ -35,6 +37,7 @@ class PositionBoard {
   }
 
  private:
+  static constexpr int kTriesBeforeYield = 100;
   using Words = std::array<std::uint64_t, sizeof(comm::Position) / sizeof(std::uint64_t)>;
   static_assert(std::is_trivially_copyable_v<comm::Position> && sizeof(Words) == sizeof(comm::Position));
 

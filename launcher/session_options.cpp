@@ -21,12 +21,22 @@ std::uint64_t available_memory() {
 
 }  // namespace
 
+std::optional<device::DType> weight_dtype(const RunConfig& config) {
+  return config.dtype == "auto" ? std::nullopt : device::dtype_from_name(config.dtype);
+}
+
 engine::SessionOptions session_options(const RunConfig& config, std::size_t local_ranks, bool device_has_memory) {
   constexpr std::uint64_t kMostByDefault = std::uint64_t{4} << 30;
   engine::SessionOptions options;
   options.model = config.model;
-  options.expand_to_float32 = config.dtype == "float32";
-  if (config.kv_cache_dtype != "auto") options.kv_dtype = device::dtype_from_name(config.kv_cache_dtype);
+  options.dtype = weight_dtype(config);
+  if (config.kv_cache_dtype == "fp8") {
+    options.kv_quantised = device::KvQuantisation::kFloat8;
+  } else if (config.kv_cache_dtype == "int8") {
+    options.kv_quantised = device::KvQuantisation::kInt8;
+  } else if (config.kv_cache_dtype != "auto") {
+    options.kv_dtype = device::dtype_from_name(config.kv_cache_dtype);
+  }
   options.kv_cache_bytes = config.kv_cache_memory;
   options.memory_utilization = config.gpu_memory_utilization;
   if (!options.kv_cache_bytes && !device_has_memory)

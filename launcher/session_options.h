@@ -6,6 +6,9 @@
 
 namespace lockstep::launcher {
 
+/// --dtype: absent for "auto".
+std::optional<device::DType> weight_dtype(const RunConfig& config);
+
 /// What the engine is to do, of what the user asked for. `local_ranks`: ranks that share this machine's memory; without --kv-cache-memory
 /// each takes its part of a quarter of what is free, at most 4 GiB; with `device_has_memory` the budget is what the device has left.
 /// @throws UsageError that names the flag.

@@ -26,6 +26,10 @@ run_tests() {
 without_randomisation() {
   if setarch "$(uname -m)" --addr-no-randomize true 2>/dev/null; then setarch "$(uname -m)" --addr-no-randomize "$@"; else "$@"; fi
 }
+# The CUDA backend: built and run on emulated GPUs where CUDA's headers are, compiled for real ones where nvcc is.
+cuda=${CUDA_HOME:-/usr/local/cuda}
+final=release
+[ ! -e "$cuda/include/cuda_runtime.h" ] || [ ! -e "$cuda/include/nccl.h" ] || final=simt
 not_long=(--label-exclude long)
 [ $full = no ] || not_long=()
 
@@ -34,11 +38,15 @@ for sanitizer in asan tsan; do
   scripts/build.sh $sanitizer
   say "tests under $sanitizer"
   export -f run_tests
-  without_randomisation bash -euc 'run_tests "$@"' run_tests $sanitizer --label-regex 'unit|conformance|contract-small'
+  without_randomisation bash -euc 'run_tests "$@"' run_tests $sanitizer --label-regex 'unit|conformance|contract-small|simt'
 done
 
+if command -v "${CUDACXX:-nvcc}" >/dev/null && [ $final = simt ]; then
+  say "build for GPUs"
+  scripts/build.sh cuda lockstep_cuda
+fi
 say "build"
-scripts/build.sh release
+scripts/build.sh $final
 if [ $full = yes ]; then
   say "the whole contract"
   scripts/contract.sh
@@ -46,4 +54,4 @@ if [ $full = yes ]; then
   scripts/fuzz.sh 300
 fi
 say "tests"
-run_tests release "${not_long[@]}"
+run_tests $final "${not_long[@]}"

@@ -28,7 +28,8 @@ using device::cuda::rows_of;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t most_programs = 16;
-constexpr auto time_to_drain = std::chrono::seconds(2);  // after a failure, for kernels that have been told to leave
+constexpr auto patience = std::chrono::milliseconds(500);  // with the rank's thread, before another one ends its operations
+constexpr auto time_to_drain = std::chrono::seconds(2);    // after a failure, for kernels that have been told to leave
 
 /// What kernels read and write. It is left alone for ever where a kernel hangs.
 struct Lasting {
@@ -83,6 +84,7 @@ class Member final : public CudaCommunicator {
   std::string late_report() const;
   [[noreturn]] void throw_first_reason();
   bool has_failed();
+  void stop_operations() noexcept;
   void leave();
   bool drained(Clock::duration limit, bool all_is_well);
   template <class Call>
@@ -103,6 +105,7 @@ class Member final : public CudaCommunicator {
   std::unique_ptr<Lasting> lasting_ = std::make_unique<Lasting>();
   std::deque<std::pair<TreeSum, TreeProgram>> programs_;  // of the latest trees
   Position position_;
+  std::atomic<std::thread::id> user_ = std::this_thread::get_id();
   std::mutex mutex_;  // of the two below
   bool failed_ = false;
   std::string reason_;
@@ -127,6 +130,7 @@ Member::Member(Communicator& host, const CudaCommunicatorOptions& options)
     open();
   } catch (const std::exception& error) {
     abort(error.what());
+    stop_operations();
     throw;
   }
 }
@@ -172,12 +176,14 @@ Member::~Member() {
   } catch (const std::exception& error) {
     abort(error.what());
   }
+  if (has_failed()) stop_operations();
   if (has_failed() && !drained(time_to_drain, false)) (void)lasting_.release();  // to free what a kernel uses would hang
 }
 
 /// Nobody frees memory that a peer still reads, or that it has mapped.
 void Member::leave() {
   if (!drained(options_.deadline, true)) throw CommError(late_report());
+  if (options_.forget_recordings) options_.forget_recordings();
   if (lasting_->nccl) lasting_->nccl->group().finish();
   host_.barrier();
   if (!lasting_->exchange) return;
@@ -252,7 +258,7 @@ Transport Member::choose(const TreeProgram& program, std::size_t count) const {
 /// Throws if the group cannot go on.
 void Member::look() {
   if (const std::uint32_t other = word(words().mismatch); other != 0) {
-    const auto [low, high] = std::minmax(rank_, static_cast<int>(other) - 1);
+    const auto [low, high] = std::minmax({rank_, static_cast<int>(other) - 1});
     throw CommError("ranks " + std::to_string(low) + " and " + std::to_string(high) +
                     " have called all_reduce with different trees, sizes or transports, or a different op");
   }
@@ -287,7 +293,16 @@ void Member::abort(std::string_view reason) noexcept {
   }
   host_.abort(reason);
   if (lasting_->words.data() != nullptr) std::atomic_ref(words().abort).store(1, std::memory_order_release);
-  if (lasting_->nccl) lasting_->nccl->group().abort();
+  if (!lasting_->nccl || user_.load() == std::this_thread::get_id()) return;
+  // The rank's thread sees the word, or the host's notice, and ends NCCL's operations; unless it hangs in a call.
+  if (!lasting_->nccl->group().wait_for_end(patience)) lasting_->nccl->group().abort();
+}
+
+/// What the rank's own thread does about a failure, whoever noticed it first. NCCL would wait for recordings.
+void Member::stop_operations() noexcept {
+  if (!lasting_->nccl) return;
+  if (options_.forget_recordings) options_.forget_recordings();
+  lasting_->nccl->group().abort();
 }
 
 bool Member::has_failed() {
@@ -305,11 +320,16 @@ void Member::throw_first_reason() {
 /// What fails here fails everywhere: peers would wait for ever.
 template <class Call>
 void Member::guarded(const Call& call) {
-  if (has_failed()) throw_first_reason();
+  user_ = std::this_thread::get_id();
+  if (has_failed()) {
+    stop_operations();
+    throw_first_reason();
+  }
   try {
     call();
   } catch (const std::exception& error) {
     abort(error.what());
+    stop_operations();
     throw;
   }
 }

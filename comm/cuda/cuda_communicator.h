@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -18,15 +19,18 @@ struct CudaCommunicatorOptions {
   bool same_machine = true;                        // all ranks can map each other's memory (CUDA IPC)
   bool fast = false;                               // --reduction fast: ncclAllReduce, whose order of additions is NCCL's
   bool share_gpu = false;                          // two ranks may have the same GPU: slow, and NCCL refuses it
-  std::size_t max_values = 0;                      // the largest `count` of an all_reduce
-  std::size_t max_roots = 0;                       // and the largest sum of TreeSum::roots_per_rank
+  std::size_t max_values = 0;                      // the largest `count` of an all_reduce; 0: unknown
+  std::size_t max_roots = 0;                       // and the largest sum of TreeSum::roots_per_rank; 0: unknown
   std::size_t slot_bytes = std::size_t{64} << 10;  // of a block of the kernels over mapped memory; each holds two
   std::chrono::milliseconds deadline{120000};
   std::filesystem::path tuning;  // which transport for which size (comm/cuda/tuning.h), as `lockstep bench comm` writes it; empty: built-in
+  /// Destroys the graphs that all_reduce was recorded into: NCCL waits for that when it ends. Called by the rank's thread, before this
+  /// object leaves and when the group has failed.
+  std::function<void()> forget_recordings;
 };
 
-/// Ranks with a GPU each. all_reduce is about memory of the GPU, and only enqueues. It may be recorded into graphs, which must
-/// be gone before this object is.
+/// Ranks with a GPU each. all_reduce is about memory of the GPU, and only enqueues. It may be recorded into graphs, which are
+/// of no use when this object is gone.
 class CudaCommunicator : public Communicator {
  public:
   /// To be called again and again while the host waits for the GPU, with the time it has waited so far: throws CommError when the group can

@@ -17,7 +17,7 @@ std::size_t divided_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
 std::size_t buffer_floats(std::size_t ranks, std::size_t max_floats) {
   const std::size_t least = TreeProgram::max_roots * ranks * quad;
-  return std::clamp(2 * whole_quads(max_floats), least, std::max(least, most_buffer_floats));
+  return std::clamp(max_floats == 0 ? most_buffer_floats : 2 * whole_quads(max_floats), least, std::max(least, most_buffer_floats));
 }
 
 std::size_t most_roots(const TreeSum& tree) { return *std::max_element(tree.roots_per_rank.begin(), tree.roots_per_rank.end()); }

@@ -13,7 +13,7 @@ namespace lockstep::comm::cuda {
 /// pieces. `values` as in Communicator::all_reduce.
 class NcclAllReduce {
  public:
-  /// Collective. `max_floats`: of the largest message, its roots on all ranks together; more memory than that is not taken.
+  /// Collective. `max_floats`: of the largest message, its roots on all ranks together; more memory than that is not taken. 0: unknown.
   NcclAllReduce(Communicator& host, std::chrono::milliseconds deadline, std::size_t max_floats);
 
   /// All roots go to everybody, who add up everything. 4 * count * pad * N bytes arrive, with pad the most roots of a rank.

@@ -88,6 +88,15 @@ void NcclGroup::abort() noexcept {
   ncclCommAbort(std::exchange(handle_, nullptr));
 }
 
+bool NcclGroup::wait_for_end(std::chrono::milliseconds time) {
+  const auto start = Clock::now();
+  while (true) {
+    if (const std::unique_lock lock(mutex_, std::chrono::milliseconds(10)); lock && handle_ == nullptr) return true;
+    if (Clock::now() - start >= time) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 void NcclGroup::finish() {
   if (handle_ == nullptr) return;
   if (registration_ != nullptr) {

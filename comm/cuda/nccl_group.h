@@ -30,8 +30,11 @@ class NcclGroup {
   void register_memory(void* memory, std::size_t bytes);
   /// What went wrong in the background; empty if nothing.
   std::string error();
-  /// Ends all operations, those of recordings too. @return at once or after half a second, if the user's thread is inside of NCCL.
+  /// Ends all operations, those of recordings too; waits until the recordings are gone. Tries for half a second not to disturb a thread
+  /// that is inside of NCCL.
   void abort() noexcept;
+  /// From another thread: whether abort() has been called within this time.
+  bool wait_for_end(std::chrono::milliseconds patience);
   /// Leaves in good order. Collective, all work done.
   void finish();
 

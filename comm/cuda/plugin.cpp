@@ -32,7 +32,8 @@ CudaRank open_rank(Communicator& host, const CudaRankOptions& options) {
                                                .max_values = kExchangedFloats,
                                                .max_roots = 1,
                                                .deadline = options.deadline,
-                                               .tuning = options.tuning});
+                                               .tuning = options.tuning,
+                                               .forget_recordings = [device = device.get()] { device->forget_recordings(); }});
   // A peer that is gone leaves this rank's stream waiting: the wait looks at the group.
   device->set_watch([communicator = between.get()](std::chrono::steady_clock::duration waited) { communicator->waiting(waited); });
   CudaRank rank;

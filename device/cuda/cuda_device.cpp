@@ -116,6 +116,10 @@ class CudaDeviceOnStream final : public CudaDevice {
   int num_multiprocessors() const override { return multiprocessors_; }
   void set_watch(Watch watch) override { watch_ = std::move(watch); }
 
+  void forget_recordings() override {
+    for (auto& [rows, graph] : graphs_) graph = Graph();  // the entries stay: one may be in the making
+  }
+
   std::string description() const override { return "cuda " + std::to_string(options_.ordinal) + ", " + name_ + ", " + numerics(); }
 
   std::string numerics() const override { return "cuda sm_" + std::to_string(compute_major_) + std::to_string(compute_minor_); }
@@ -202,6 +206,8 @@ class CudaDeviceOnStream final : public CudaDevice {
     if (found->second.get() == nullptr) found->second = record(walk);
     check(cudaGraphLaunch(found->second.get(), stream_), "launching a recorded step");
   }
+
+  void end_steps() override { graphs_.clear(); }
 
   void embed(const Weight* table, std::int32_t first_id, const Matrix& out) override {
     cuda::embed(launch(), static_cast<const CudaWeight*>(table), first_id, step(), rows_of(out));

@@ -25,6 +25,9 @@ class CudaDevice : public Device {
   /// Called again and again while the host waits for the GPU, with how long it has waited; it throws to end the wait.
   using Watch = std::function<void(std::chrono::steady_clock::duration waited)>;
   virtual void set_watch(Watch watch) = 0;
+
+  /// Destroys the recordings of steps. Collectives that stand in them cannot end before (see CudaCommunicatorOptions).
+  virtual void forget_recordings() = 0;
 };
 
 /// The GPU of a rank: number `local_rank` of those that this process sees, or the only one where each task was given its own.

@@ -12,27 +12,33 @@ namespace lockstep::device::cuda {
 /// How activations must stand for a product with such a weight: fp32 for F32, fp16 for F16, bf16 for BF16 and the block-quantised types.
 Activation activation_for(DType weight);
 
+/// Whether a weight is also kept as it is, where it is F16 or BF16: for `--reduction fast`.
+enum class PlainRows : bool { kDrop, kKeep };
+
 /// A weight matrix, repacked at load for the kernels: F32 for the exact family (fused multiply-add, the bits of the CPU device); F16 and
 /// BF16 for mma; Q8_0, Q4_0 and Q4_1 as stored (weight-only), expanded to bf16 in the kernel.
 class CudaWeight : public Weight {
  public:
   const WeightSpec& spec() const override { return spec_; }
-  std::size_t size_bytes() const override { return memory_.size_bytes(); }
+  std::size_t size_bytes() const override { return memory_.size_bytes() + plain_.size_bytes(); }
   const void* data() const { return memory_.data(); }  // in the order of kernels/linear_layout.cuh
+  /// The rows as they are, row_stride() apart, for cublas_linear.h; null unless they were kept.
+  const void* plain() const { return plain_.data(); }
   const SlicePlan& plan() const { return plan_; }
   const Slice* slices() const { return slices_.as<Slice>(); }  // plan().slices, in device memory
 
  protected:
-  friend std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read);
+  friend std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read, PlainRows plain_rows);
   WeightSpec spec_;
   SlicePlan plan_;
   DeviceMemory memory_;
+  DeviceMemory plain_;
   DeviceMemory slices_;
 };
 
 /// Reads, repacks and uploads in pieces, so that the host needs little memory beside; complete on return.
 /// @throws what `read` throws; std::invalid_argument for leaves that make no sense; CudaError.
-std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read);
+std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read, PlainRows plain_rows = PlainRows::kDrop);
 
 /// See Device::linear: out [num_roots x num_rows] rows of out.stride floats, the product in columns [out_column, out_column + rows of W).
 /// The tile is chosen by the number of tokens and of multiprocessors; no bit depends on it.

@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <cstring>
-#include <vector>
+#include <span>
+#include <utility>
 
 #include "device/cuda/linear.h"
 #include "device/cuda/weight_packing.h"
@@ -23,6 +23,10 @@ class CopyStream {
   void copy(void* to, const void* from, std::size_t bytes) {
     if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "copying a weight to the GPU");
   }
+  void copy_rows(void* to, std::size_t stride, const void* from, std::size_t bytes_of_row, std::size_t rows) {
+    check(cudaMemcpy2DAsync(to, stride, from, bytes_of_row, bytes_of_row, rows, cudaMemcpyHostToDevice, stream_),
+          "copying a weight to the GPU");
+  }
   void synchronize() { check(cudaStreamSynchronize(stream_), "copying a weight to the GPU"); }
 
  private:
@@ -39,26 +43,32 @@ Activation activation_for(DType weight) {
   }
 }
 
-std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read) {
+std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read, PlainRows plain_rows) {
   auto weight = std::make_unique<CudaWeight>();
   weight->plan_ = plan_slices(spec);
   const SlicePlan& plan = weight->plan_;
   const std::size_t panels = (spec.rows + kPanelRows - 1) / kPanelRows, panel_size = panel_bytes(spec, plan);
   const std::size_t stored_row = row_bytes(spec.dtype, spec.columns), slices_size = plan.slices.size() * sizeof(Slice);
   weight->memory_ = DeviceMemory(panels * panel_size, "weight '" + spec.name + "'");
+  const bool keeps = plain_rows == PlainRows::kKeep && (spec.dtype == DType::kF16 || spec.dtype == DType::kBF16);
+  const std::size_t plain_stride = row_stride(activation_for(spec.dtype), spec.columns) * element_bytes(activation_for(spec.dtype));
+  if (keeps) weight->plain_ = DeviceMemory(spec.rows * plain_stride, "the plain rows of weight '" + spec.name + "'");
   weight->slices_ = DeviceMemory(slices_size, "the leaves of weight '" + spec.name + "'");
 
   const std::size_t panels_at_once = std::clamp(kPieceBytes / panel_size, std::size_t{1}, std::max(panels, std::size_t{1}));
-  std::vector<std::byte> stored(std::min(panels_at_once * kPanelRows, spec.rows) * stored_row);
-  PinnedMemory packed(panels > 0 ? panels_at_once * panel_size : 0, "loading weights");
+  const PinnedMemory stored(std::min(panels_at_once * kPanelRows, spec.rows) * stored_row, "loading weights");
+  const PinnedMemory packed(panels > 0 ? panels_at_once * panel_size : 0, "loading weights");
   CopyStream stream;
   stream.copy(weight->slices_.data(), plan.slices.data(), slices_size);
   for (std::size_t first = 0; first < panels; first += panels_at_once) {
     const std::size_t count = std::min(panels_at_once, panels - first);
     const std::size_t rows = std::min(count * kPanelRows, spec.rows - first * kPanelRows);
-    const std::span<std::byte> piece = std::span(stored).first(rows * stored_row);
+    const std::span<std::byte> piece(stored.as<std::byte>(), rows * stored_row);
+    if (keeps) stream.synchronize();  // the copies of the last piece read `stored`
     read(first * kPanelRows, rows, piece);
-    stream.synchronize();  // the copy of the last piece reads `packed`
+    stream.synchronize();  // ... and `packed`
+    if (keeps)
+      stream.copy_rows(weight->plain_.as<std::byte>() + first * kPanelRows * plain_stride, plain_stride, piece.data(), stored_row, rows);
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t from = i * kPanelRows, of_panel = std::min<std::size_t>(kPanelRows, rows - from);
       pack_panel(spec, plan, piece.subspan(from * stored_row, of_panel * stored_row),

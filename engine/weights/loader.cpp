@@ -3,12 +3,28 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 namespace lockstep::engine {
 namespace {
 
 using parallel::Range;
 using parallel::WeightPiece;
+
+/// Floats as `dtype`, rounded to nearest even.
+void convert(std::span<const float> values, device::DType dtype, std::span<std::byte> to) {
+  if (dtype == device::DType::kF32) {
+    std::memcpy(to.data(), values.data(), to.size());
+    return;
+  }
+  if (dtype != device::DType::kF16 && dtype != device::DType::kBF16)
+    throw std::logic_error("matrices are not converted to " + std::string(device::info(dtype).name));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::uint16_t rounded = dtype == device::DType::kF16 ? device::float_to_half(values[i]) : device::float_to_bfloat16(values[i]);
+    std::memcpy(&to[i * sizeof rounded], &rounded, sizeof rounded);
+  }
+}
 
 class ShardLoader {
  public:
@@ -60,7 +76,7 @@ class ShardLoader {
     read_ordered(piece, stored, rows, raw);
     std::vector<float> values(rows.size() * piece.columns.size());
     device::dequantise(stored.dtype, raw, values);
-    std::memcpy(to.data(), values.data(), to.size());
+    convert(values, dtype, to);
   }
 
   /// Rows in this program's order, which in some files differs from the stored one within a head.
@@ -88,7 +104,7 @@ class ShardLoader {
 
 }  // namespace
 
-void bind_tensors(parallel::Graph& graph, const ModelSpec& spec, const WeightSource& source, bool expand) {
+void bind_tensors(parallel::Graph& graph, const ModelSpec& spec, const WeightSource& source, std::optional<device::DType> dtype) {
   const Family& family = family_of(spec.architecture);
   for (parallel::TensorDecl& tensor : graph.tensors) {
     const std::array<std::size_t, 2> shape{tensor.rows, tensor.columns};
@@ -97,7 +113,7 @@ void bind_tensors(parallel::Graph& graph, const ModelSpec& spec, const WeightSou
     const bool row_parallel =
         tensor.shard == parallel::ShardKind::kAttentionColumns || tensor.shard == parallel::ShardKind::kFeedForwardColumns;
     if (row_parallel && device::info(stored.dtype).block_quantised()) graph.dims.block_quantised = true;
-    tensor.dtype = tensor.is_vector() || expand ? device::DType::kF32 : stored.dtype;
+    tensor.dtype = tensor.is_vector() ? device::DType::kF32 : dtype.value_or(stored.dtype);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "device/device.h"
@@ -12,9 +13,9 @@
 namespace lockstep::engine {
 
 /// Checks every tensor of the graph against the files (there, and of this shape), and enters the types that they will be loaded as.
-/// `expand`: block-quantised and half-precision matrices are expanded to fp32 (--dtype float32).
+/// `dtype`: F32, F16 or BF16, what all matrices are converted to (--dtype); absent: as stored.
 /// @throws std::runtime_error that names the file and the tensor.
-void bind_tensors(parallel::Graph& graph, const ModelSpec& spec, const WeightSource& source, bool expand);
+void bind_tensors(parallel::Graph& graph, const ModelSpec& spec, const WeightSource& source, std::optional<device::DType> dtype);
 
 /// One rank's weights on its device, by the indices of the rank graph. A weight of no rows is null.
 struct LoadedShard {

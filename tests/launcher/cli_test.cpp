@@ -211,7 +211,7 @@ TEST(CommandLine, NamesTheFlagOfABadValue) {
   EXPECT_EQ(batch({"--threads", "two"}), "--threads: 'two' is not a whole number");
   EXPECT_EQ(batch({"--threads", "99999999999999999999"}), "--threads: '99999999999999999999' is not a whole number");
   EXPECT_EQ(batch({"-tp", "0"}), "--tensor-parallel-size: 0 is below 1");
-  EXPECT_EQ(batch({"--dtype", "int8"}), "--dtype: 'int8' is none of auto, float32");
+  EXPECT_EQ(batch({"--dtype", "int8"}), "--dtype: 'int8' is none of auto, float32, float16, bfloat16");
   EXPECT_EQ(batch({"--kv-cache-memory", "12X"}), "--kv-cache-memory: '12X' is not a number of bytes, like 512M or 2G");
   EXPECT_EQ(batch({"--kv-cache-memory", "1e300"}), "--kv-cache-memory: '1e300' is not a number of bytes, like 512M or 2G");
   EXPECT_EQ(batch({"--collective-timeout", "nan"}), "--collective-timeout: 'nan' is not a number");

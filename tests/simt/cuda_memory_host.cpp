@@ -21,6 +21,7 @@ constexpr std::size_t kSpaceBytes = std::size_t{64} << 30;
 constexpr std::size_t kRedZone = 512;
 constexpr int kRedZoneByte = 0xB5;
 constexpr int kMaxDevices = 64;
+constexpr int kMaxPeers = 256;  // processes whose memory was opened
 
 /// Held for a few instructions. Not a std::mutex: the thread sanitizer would take two ranks that allocate for ranks that wait for each
 /// other.
@@ -98,7 +99,7 @@ struct Space {
   RangeTable live;
   RangeTable unused;  // freed, with the red zones
   RangeTable pinned;
-  Peer peers[256] = {};
+  Peer peers[kMaxPeers] = {};
   int num_peers = 0;
 
   Space() {
@@ -210,6 +211,28 @@ bool is_device_range(const void* address, std::size_t bytes) {
   return allocation && static_cast<const char*>(address) + bytes <= allocation.begin + allocation.bytes;
 }
 
+SharedAddress share_address(const void* address) {
+  return {getpid(), space().file, static_cast<std::size_t>(static_cast<const char*>(address) - space().base)};
+}
+
+void* open_address(const SharedAddress& shared) {
+  Space& memory = space();
+  if (shared.process == getpid()) return memory.base + shared.offset;  // another rank of this process; CUDA's IPC would refuse
+  const std::lock_guard lock(memory.lock);
+  for (int i = 0; i < memory.num_peers; ++i) {
+    const Peer& peer = memory.peers[i];
+    if (peer.process == shared.process && peer.file == shared.file) return peer.base + shared.offset;
+  }
+  const std::string path = fmt::format("/proc/{}/fd/{}", shared.process, shared.file);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0 || memory.num_peers == kMaxPeers) return nullptr;
+  void* mapped = mmap(nullptr, kSpaceBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+  close(file);
+  if (mapped == MAP_FAILED) return nullptr;
+  memory.peers[memory.num_peers++] = {shared.process, shared.file, static_cast<char*>(mapped)};
+  return static_cast<char*>(mapped) + shared.offset;
+}
+
 namespace {
 
 cudaError_t allocate(void** pointer, std::size_t bytes) {
@@ -231,6 +254,7 @@ cudaError_t allocate(void** pointer, std::size_t bytes) {
     memory.live.insert(range);
   }
   unpoison(begin, bytes);
+  acquire(begin);  // whoever had the place before is done with it
   std::memset(begin, 0xFF, bytes);
   *pointer = begin;
   return cudaSuccess;
@@ -259,6 +283,7 @@ cudaError_t deallocate(void* pointer) {
     fallocate(memory.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, to - from);
   }
   poison(begin, bytes);
+  release(range.begin);
   {
     const std::lock_guard lock(memory.lock);
     memory.unused.insert({begin, bytes, 0});
@@ -379,20 +404,13 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 // A handle names the whole allocation: what is opened is its beginning, whatever part of it was asked for.
-namespace {
-struct Handle {
-  int process;
-  int file;
-  std::size_t offset;
-};
-static_assert(sizeof(Handle) <= sizeof(cudaIpcMemHandle_t));
-}  // namespace
+static_assert(sizeof(SharedAddress) <= sizeof(cudaIpcMemHandle_t));
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
   SIMT_MAY_FAIL(cudaIpcGetMemHandle, cudaErrorInvalidValue);
   const Allocation allocation = device_allocation(pointer);
   if (!allocation) return note(cudaErrorInvalidValue, "cudaIpcGetMemHandle of what is no device memory");
-  const Handle named{getpid(), space().file, static_cast<std::size_t>(allocation.begin - space().base)};
+  const SharedAddress named = share_address(allocation.begin);
   std::memset(handle, 0, sizeof(*handle));
   std::memcpy(handle, &named, sizeof(named));
   return cudaSuccess;
@@ -400,28 +418,11 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
 
 cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsigned) {
   SIMT_MAY_FAIL(cudaIpcOpenMemHandle, cudaErrorMapBufferObjectFailed);
-  Handle named{};
-  std::memcpy(&named, &handle, sizeof(named));
-  Space& memory = space();
-  if (named.process == getpid()) {  // another rank of this process; CUDA would refuse, see README.md
-    *pointer = memory.base + named.offset;
-    return cudaSuccess;
-  }
-  const std::lock_guard lock(memory.lock);
-  for (int i = 0; i < memory.num_peers; ++i) {
-    if (memory.peers[i].process != named.process || memory.peers[i].file != named.file) continue;
-    *pointer = memory.peers[i].base + named.offset;
-    return cudaSuccess;
-  }
-  const std::string path = fmt::format("/proc/{}/fd/{}", named.process, named.file);
-  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0 || memory.num_peers == 256) return note(cudaErrorMapBufferObjectFailed, "no memory behind " + path);
-  void* mapped = mmap(nullptr, kSpaceBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-  close(file);
-  if (mapped == MAP_FAILED) return note(cudaErrorMapBufferObjectFailed, "cannot map " + path);
-  memory.peers[memory.num_peers++] = {named.process, named.file, static_cast<char*>(mapped)};
-  *pointer = static_cast<char*>(mapped) + named.offset;
-  return cudaSuccess;
+  SharedAddress named;
+  std::memcpy(static_cast<void*>(&named), &handle, sizeof(named));
+  *pointer = open_address(named);
+  if (*pointer != nullptr) return cudaSuccess;
+  return note(cudaErrorMapBufferObjectFailed, fmt::format("process {} has no device memory to map", named.process));
 }
 
 cudaError_t cudaIpcCloseMemHandle(void* pointer) {

@@ -4,6 +4,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -15,6 +16,9 @@ namespace simt {
 thread_local constinit ThreadIndices* current_thread = nullptr;
 
 namespace {
+
+/// Thrown in a kernel's thread that did what it must not; the error is in the grid.
+struct ThreadFailed {};
 
 constexpr std::size_t kRedZone = 128;
 constexpr int kRedZoneByte = 0xB5;
@@ -29,6 +33,7 @@ struct Store {
   std::vector<Fiber*> fibers;
   std::vector<std::pair<char*, std::size_t>> arenas;
   ~Store() {
+    const Unseen unseen;
     for (Fiber* fiber : fibers) drop(fiber);
     for (const auto& [data, bytes] : arenas) {
       unpoison(data, bytes);
@@ -75,6 +80,7 @@ Store& store() {
 }
 
 bool same_site(const Site& a, const Site& b) {
+  if (std::memcmp(&a, &b, sizeof(Site)) == 0) return true;  // nearly always: it is a pointer
   return a.line() == b.line() && a.column() == b.column() && std::string_view(a.file_name()) == b.file_name();
 }
 
@@ -103,6 +109,7 @@ void run_thread() {
 Grid* current_grid() { return grid_of_thread; }
 
 Grid::Grid(KernelLaunch launch) : launch_(std::move(launch)), config_(config()) {
+  const Unseen unseen;
   const dim3 grid = launch_.grid;
   num_blocks_ = std::uint64_t{grid.x} * grid.y * grid.z;
   threads_per_block_ = launch_.block.x * launch_.block.y * launch_.block.z;
@@ -129,13 +136,16 @@ Grid::Grid(KernelLaunch launch) : launch_(std::move(launch)), config_(config()) 
 }
 
 Grid::~Grid() {
+  const Unseen unseen;
   for (const auto& block : blocks_) {
     if (block == nullptr || !block->active) continue;
     for (Fiber* fiber : block->fibers) {
-      // A thread that stopped on its way has frames of its own left, which no one will unwind.
+      // A thread that stopped on its way waits somewhere in here; no one will unwind it.
+      if (fiber->started) retire_flow(fiber->flow, &end_tag_);
       Store::drop(fiber);
     }
   }
+  acquire(&end_tag_);
   if (arena_ != nullptr) store().arenas.emplace_back(arena_, arena_bytes_);
 }
 
@@ -153,6 +163,7 @@ std::string Grid::kernel_name() const { return function_name(launch_.function); 
 Progress Grid::run() {
   if (grid_of_thread != nullptr) std::abort();  // a kernel cannot call the runtime
   if (!error_.empty()) return Progress::kFailed;
+  const Unseen unseen;
   grid_of_thread = this;
   adopt_thread(host_);
   release(&start_tag_);
@@ -298,7 +309,7 @@ void Grid::push(Fiber* fiber) {
   num_polling_ += fiber->polling;
   switch (config_.schedule) {
     case Schedule::kForward:
-    case Schedule::kReverse: queue_.push_back(fiber); break;
+    case Schedule::kReverse: queue_.push(fiber); break;
     case Schedule::kRandom: ready_.push_back(fiber); break;
     case Schedule::kOneWarpFirst: {
       const Block& block = *fiber->resident;
@@ -326,8 +337,7 @@ Fiber* Grid::pop() {
   switch (config_.schedule) {
     case Schedule::kForward:
     case Schedule::kReverse:
-      fiber = queue_.front();
-      queue_.pop_front();
+      fiber = queue_.pop();
       break;
     case Schedule::kRandom: {
       std::swap(ready_[random() % ready_.size()], ready_.back());
@@ -361,6 +371,7 @@ void Grid::to_host(Fiber& from, Reason reason, bool last) {
 }
 
 void Grid::poll_and_yield() {
+  const Unseen unseen;
   Fiber& fiber = current_fiber();
   idle_polls_ = num_polling_ == num_ready_ ? idle_polls_ + 1 : 0;
   fiber.polling = true;
@@ -371,14 +382,29 @@ void Grid::poll_and_yield() {
 }
 
 void Grid::thread_body(Fiber& fiber) {
+  fiber.started = true;
   acquire(&start_tag_);
-  launch_.call(launch_.arguments.get());
-  release(&end_tag_);
-  finish_thread(fiber);
+  try {
+    launch_.call(launch_.arguments.get());
+    finish_thread(fiber);
+  } catch (const ThreadFailed&) {  // unwound, so that nothing of this thread's stack leaks
+    reason_ = Reason::kFailed;
+  }
+  leave(fiber);
   std::abort();  // it was the last switch
 }
 
+/// For good.
+void Grid::leave(Fiber& fiber) {
+  fiber.started = false;
+  release(&end_tag_);
+  begin_unseen();  // switch_flow ends it
+  if (reason_ != Reason::kNone) return to_host(fiber, reason_, true);
+  next(fiber, true);
+}
+
 void Grid::finish_thread(Fiber& fiber) {
+  const Unseen unseen;
   idle_polls_ = 0;
   ++progress_made_;
   Block& block = *fiber.resident;
@@ -400,16 +426,16 @@ void Grid::finish_thread(Fiber& fiber) {
     block.active = false;
     auto& fibers = store().fibers;
     fibers.insert(fibers.end(), block.fibers.begin(), block.fibers.end());  // none begins before this one has left its stack
-    to_host(fiber, Reason::kBlockEnded, true);
+    reason_ = Reason::kBlockEnded;
+  } else if (block.at_barrier.size() == block.live) {
+    release_barrier(block);  // from sm_70 on threads that have returned do not count
   }
-  // From sm_70 on threads that have returned do not count.
-  if (block.at_barrier.size() == block.live) release_barrier(block);
-  next(fiber, true);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- waiting
 
 int Grid::arrive_at_barrier(BlockReduction reduction, int predicate, Site site) {
+  const Unseen unseen;
   idle_polls_ = 0;
   Fiber& fiber = current_fiber();
   Block& block = *fiber.resident;
@@ -446,6 +472,7 @@ void Grid::release_barrier(Block& block) {
 }
 
 void Grid::arrive_at_collective(unsigned mask, void* argument, void (*compute)(Collective&), const char* what, Site site) {
+  const Unseen unseen;
   idle_polls_ = 0;
   Fiber& fiber = current_fiber();
   Block& block = *fiber.resident;
@@ -464,15 +491,16 @@ void Grid::arrive_at_collective(unsigned mask, void* argument, void (*compute)(C
   Collective* mine = nullptr;
   for (int i = 0; i < warp.num_pending && mine == nullptr; ++i) {
     Collective& other = warp.pending[i];
-    if ((other.mask & mask) == 0) continue;
     if (other.mask == mask && other.compute == compute && same_site(other.site, site)) {
       mine = &other;
-    } else {
+    } else if ((other.arrived & mask) != 0 && (other.mask & me) != 0) {  // it waits for this lane, which waits for it
       fail_thread(fmt::format("divergent warp: {} at {} with mask {:08x}, while others wait at {} with mask {:08x}", what, place(site),
                               mask, place(other.site), other.mask));
     }
   }
   if (mine == nullptr) {
+    if (warp.num_pending == static_cast<int>(warp.pending.size()))
+      fail_thread("more collectives under way in a warp than the emulator holds");
     mine = &warp.pending[warp.num_pending++];
     mine->mask = mask;
     mine->arrived = 0;
@@ -505,12 +533,12 @@ void Grid::arrive_at_collective(unsigned mask, void* argument, void (*compute)(C
 // ---------------------------------------------------------------------------------------------------------------- errors
 
 void Grid::fail_thread(const std::string& text) {
+  const Unseen unseen;
   const Fiber& fiber = current_fiber();
   const uint3 block = fiber.block->index;
   error_ = fmt::format("{} [kernel {} block ({},{},{}) thread ({},{},{}) lane {} of warp {}]", text, kernel_name(), block.x, block.y,
                        block.z, fiber.index.x, fiber.index.y, fiber.index.z, fiber.lane, fiber.warp);
-  to_host(current_fiber(), Reason::kFailed, false);
-  std::abort();
+  throw ThreadFailed();
 }
 
 std::string Grid::deadlock_text() const {
@@ -566,6 +594,7 @@ void poll() {
 }
 
 void* Grid::static_object(const void* tag, std::size_t bytes, std::size_t alignment) {
+  const Unseen unseen;
   Block& block = *current_fiber().resident;
   for (const SharedObject& object : block.objects) {
     if (object.tag == tag) return object.data;

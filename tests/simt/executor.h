@@ -3,7 +3,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,7 +29,8 @@ struct Fiber : ThreadIndices {
   Stack stack;
   FiberState state = FiberState::kDone;
   bool polling = false;
-  unsigned number = 0;  // in its block
+  bool started = false;  // and not ended
+  unsigned number = 0;   // in its block
   std::uint64_t priority = 0;
   const char* waits_for = "";
   Site site;
@@ -70,6 +70,33 @@ struct Block : BlockIndices {
   std::size_t static_bytes = 0;
   SharedObject dynamic{};
   std::vector<SharedObject> objects;
+};
+
+/// First in, first out.
+class FiberQueue {
+ public:
+  void push(Fiber* fiber) {
+    if (count_ == slots_.size()) grow();
+    slots_[(first_ + count_++) & (slots_.size() - 1)] = fiber;
+  }
+  /// Not empty.
+  Fiber* pop() {
+    Fiber* fiber = slots_[first_];
+    first_ = (first_ + 1) & (slots_.size() - 1);
+    --count_;
+    return fiber;
+  }
+
+ private:
+  void grow() {
+    std::vector<Fiber*> more(slots_.size() * 2);
+    for (std::size_t i = 0; i < count_; ++i) more[i] = slots_[(first_ + i) & (slots_.size() - 1)];
+    slots_ = std::move(more);
+    first_ = 0;
+  }
+  std::vector<Fiber*> slots_ = std::vector<Fiber*>(256);  // a power of two
+  std::size_t first_ = 0;
+  std::size_t count_ = 0;
 };
 
 /// One run of a kernel.
@@ -112,6 +139,7 @@ class Grid {
   void check_red_zones(Block& block);
   void release_barrier(Block& block);
   void finish_thread(Fiber& fiber);
+  void leave(Fiber& fiber);
   void push(Fiber* fiber);
   void push_all(Fiber* const* fibers, std::size_t count);
   Fiber* pop();
@@ -128,7 +156,7 @@ class Grid {
   unsigned threads_per_block_ = 0;
   std::vector<std::uint32_t> block_order_;
   std::vector<std::unique_ptr<Block>> blocks_;
-  std::deque<Fiber*> queue_;   // forward, reverse
+  FiberQueue queue_;           // forward, reverse
   std::vector<Fiber*> ready_;  // random; one warp first: a heap
   std::size_t num_ready_ = 0;
   std::size_t num_polling_ = 0;  // of those ready

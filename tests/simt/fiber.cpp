@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "simt/sanitizers.h"
+
 #if defined(LOCKSTEP_SIMT_ASAN)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -139,6 +141,7 @@ void switch_flow(Flow& from, Flow& to, bool last) {
   __sanitizer_start_switch_fiber(last ? nullptr : &fake_stack, to.stack_bottom, to.stack_size);
 #endif
 #if defined(LOCKSTEP_SIMT_TSAN)
+  if (last) end_unseen();
   __tsan_switch_to_fiber(to.sanitizer, 1);  // 1: the switch orders nothing
 #endif
   static_cast<void>(last);
@@ -150,6 +153,18 @@ void switch_flow(Flow& from, Flow& to, bool last) {
 #if defined(LOCKSTEP_SIMT_ASAN)
   __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
+}
+
+void retire_flow(Flow& flow, void* tag) {
+#if defined(LOCKSTEP_SIMT_TSAN)
+  void* const here = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(flow.sanitizer, 1);
+  release(tag);
+  end_unseen();
+  __tsan_switch_to_fiber(here, 1);
+#endif
+  static_cast<void>(flow);
+  static_cast<void>(tag);
 }
 
 void flow_entered() {

@@ -35,8 +35,11 @@ void prepare_flow(Flow& flow, Stack& stack, void (*entry)(), unsigned colour);
 /// The calling thread as a flow, to return to.
 void adopt_thread(Flow& flow);
 void release_flow(Flow& flow);
-/// Leaves `from` for `to`; comes back when someone switches to `from`. `last`: `from` never comes back.
+/// Leaves `from` for `to`; comes back when someone switches to `from`. `last`: `from` never comes back,
+/// and the Unseen that it is in ends.
 void switch_flow(Flow& from, Flow& to, bool last);
+/// For a fiber that was left for good: releases `tag` in its name, and ends the Unseen (sanitizers.h) that it was in.
+void retire_flow(Flow& flow, void* tag);
 /// The first thing that an entry does.
 void flow_entered();
 

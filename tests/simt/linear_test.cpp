@@ -107,18 +107,20 @@ TEST_P(MmaLinearOfType, ARowHasTheSameBytesWhateverTheOtherTokensAre) {
 
 TEST_P(MmaLinearOfType, DoesNotDependOnTheScheduleOfThreads) {
   const DType dtype = GetParam();
-  const StoredWeight w = reference::make_weight(dtype, 40, 320, reference::make_leaves(dtype, 320, 3), 21);
-  for (const std::size_t tokens : {3, 12, 40}) {
-    const std::vector<float> x = reference::random_floats(tokens * 320, 22);
-    std::vector<float> expected;
-    for (const simt::Schedule schedule :
-         {simt::Schedule::kForward, simt::Schedule::kReverse, simt::Schedule::kRandom, simt::Schedule::kOneWarpFirst}) {
-      simt::config().schedule = schedule;
-      simt::config().shuffle_blocks = schedule != simt::Schedule::kForward;
-      const Gpu gpu;
-      const std::vector<float> out = run_linear(gpu, *load_cuda_weight(w.spec, w.reader()), x, tokens);
-      if (expected.empty()) expected = out;
-      EXPECT_TRUE(same_bytes(out, expected)) << tokens << " tokens, schedule " << static_cast<int>(schedule);
+  for (const std::size_t leaves : {1, 12}) {  // 3 and 12 slices: one round of the warps of a block, and two
+    const StoredWeight w = reference::make_weight(dtype, 40, 384, reference::make_leaves(dtype, 384, leaves), 21);
+    for (const std::size_t tokens : {3, 12, 40}) {
+      const std::vector<float> x = reference::random_floats(tokens * 384, 22);
+      std::vector<float> expected;
+      for (const simt::Schedule schedule :
+           {simt::Schedule::kForward, simt::Schedule::kReverse, simt::Schedule::kRandom, simt::Schedule::kOneWarpFirst}) {
+        simt::config().schedule = schedule;
+        simt::config().shuffle_blocks = schedule != simt::Schedule::kForward;
+        const Gpu gpu;
+        const std::vector<float> out = run_linear(gpu, *load_cuda_weight(w.spec, w.reader()), x, tokens);
+        if (expected.empty()) expected = out;
+        EXPECT_TRUE(same_bytes(out, expected)) << leaves << " leaves, " << tokens << " tokens, schedule " << static_cast<int>(schedule);
+      }
     }
   }
 }
@@ -189,17 +191,18 @@ TEST_P(MmaLinearOfType, NonFiniteActivationsSpoilNoOtherToken) {
 // The activations of these tests have NaN between the columns and the stride (make_rows), and so has the leaf's neighbour here.
 TEST_P(MmaLinearOfType, ALeafReadsNoColumnOfItsNeighbour) {
   const DType dtype = GetParam();
-  const std::size_t unit = is_block_quantised(dtype) ? 32 : 9;
-  const StoredWeight w = reference::make_weight(dtype, 20, 3 * unit, reference::make_leaves(dtype, 3 * unit, 3, true), 43);
-  const auto weight = load_cuda_weight(w.spec, w.reader());
   const Gpu gpu;
-  for (const std::size_t tokens : {2, 33}) {
-    std::vector<float> x = reference::random_floats(tokens * 3 * unit, 44);
-    for (std::size_t token = 0; token < tokens; ++token) {
-      for (std::size_t k = unit; k < 2 * unit; ++k) x[token * 3 * unit + k] = std::nanf("");
+  for (const std::size_t unit : is_block_quantised(dtype) ? std::vector<std::size_t>{32} : std::vector<std::size_t>{9, 24}) {
+    const StoredWeight w = reference::make_weight(dtype, 20, 3 * unit, reference::make_leaves(dtype, 3 * unit, 3, true), 43);
+    const auto weight = load_cuda_weight(w.spec, w.reader());
+    for (const std::size_t tokens : {2, 33}) {
+      std::vector<float> x = reference::random_floats(tokens * 3 * unit, 44);
+      for (std::size_t token = 0; token < tokens; ++token) {
+        for (std::size_t k = unit; k < 2 * unit; ++k) x[token * 3 * unit + k] = std::nanf("");
+      }
+      const std::vector<float> out = run_linear(gpu, *weight, x, tokens);
+      for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / (tokens * 20) == 1) << unit << " columns, " << i;
     }
-    const std::vector<float> out = run_linear(gpu, *weight, x, tokens);
-    for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / (tokens * 20) == 1) << i;
   }
 }
 

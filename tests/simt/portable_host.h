@@ -436,6 +436,9 @@ cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::si
   }
   using Bound = ::simt::BoundKernel<Parameters...>;
   auto bound = std::make_shared<Bound>(Bound{kernel, {static_cast<Parameters>(arguments)...}});
+#if __has_builtin(__builtin_clear_padding)
+  std::apply([](auto&... value) { (__builtin_clear_padding(&value), ...); }, bound->arguments);  // no old pointers in gaps of structures
+#endif
   std::vector<::simt::ArgumentBytes> bytes;
   std::apply(
       [&](const auto&... value) {

@@ -139,6 +139,16 @@ Allocation pinned_allocation(const void* address);
 /// All of [address, address + bytes) is memory of a device, this process's or a peer's.
 bool is_device_range(const void* address, std::size_t bytes);
 
+/// An address of this process's device memory as other processes can open it.
+struct SharedAddress {
+  int process = 0;
+  int file = -1;
+  std::size_t offset = 0;
+};
+SharedAddress share_address(const void* address);
+/// Null: that process has no such memory (any more).
+void* open_address(const SharedAddress& shared);
+
 /// Counts that any thread adds to.
 struct LiveCounters {
   std::atomic<std::uint64_t> launches, graph_launches, host_to_device, device_to_host, device_to_device, pageable_copies, synchronisations,

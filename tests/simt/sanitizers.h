@@ -10,6 +10,8 @@
 extern "C" {
 void __tsan_read16(void* address);
 void __tsan_write16(void* address);
+void __tsan_ignore_thread_begin();
+void __tsan_ignore_thread_end();
 }
 #endif
 
@@ -70,6 +72,27 @@ inline bool is_poisoned(const void* address, std::size_t bytes) {
   return false;
 #endif
 }
+
+/// From here on the calling thread or fiber does what kernels do not see: library calls on the emulator's own data.
+inline void begin_unseen() {
+#if defined(LOCKSTEP_SIMT_TSAN)
+  __tsan_ignore_thread_begin();
+#endif
+}
+
+inline void end_unseen() {
+#if defined(LOCKSTEP_SIMT_TSAN)
+  __tsan_ignore_thread_end();
+#endif
+}
+
+class Unseen {
+ public:
+  Unseen() { begin_unseen(); }
+  ~Unseen() { end_unseen(); }
+  Unseen(const Unseen&) = delete;
+  Unseen& operator=(const Unseen&) = delete;
+};
 
 /// memset without the sanitizers' notice.
 inline void fill_bytes(void* address, int value, std::size_t bytes) {

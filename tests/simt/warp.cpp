@@ -116,10 +116,14 @@ void copy_async(void* shared, const void* global, bool valid, Site site) {
   }
   note_write_16(shared);
   fill_bytes(shared, 0xFF, 16);
+  const Unseen unseen;
   current_fiber().copies.push_back({shared, valid ? global : nullptr});
 }
 
-void commit_copies() { current_fiber().group_ends.push_back(current_fiber().copies.size()); }
+void commit_copies() {
+  const Unseen unseen;
+  current_fiber().group_ends.push_back(current_fiber().copies.size());
+}
 
 void wait_copies(int groups_left) {
   Fiber& fiber = current_fiber();
@@ -135,6 +139,7 @@ void wait_copies(int groups_left) {
     to[0] = from != nullptr ? from[0] : 0;
     to[1] = from != nullptr ? from[1] : 0;
   }
+  const Unseen unseen;
   fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + static_cast<std::ptrdiff_t>(end));
   fiber.group_ends.erase(fiber.group_ends.begin(), fiber.group_ends.begin() + static_cast<std::ptrdiff_t>(groups));
   for (std::size_t& group_end : fiber.group_ends) group_end -= end;

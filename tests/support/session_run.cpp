@@ -33,7 +33,7 @@ class FirstError {
 RunSetup exact_setup(const std::filesystem::path& model, int ranks) {
   RunSetup setup;
   setup.session.model = model;
-  setup.session.expand_to_float32 = true;
+  setup.session.dtype = device::DType::kF32;
   setup.session.kv_cache_bytes = 64u << 20;
   setup.ranks = ranks;
   setup.isa = device::supported_isas().back();
@@ -48,8 +48,10 @@ void with_session(const RunSetup& setup, const std::function<void(engine::Sessio
   std::atomic<int> took_part{0};
   const auto run_rank = [&](comm::Communicator& communicator) {
     try {
-      const auto device = device::make_cpu_device({.num_threads = setup.threads, .isa = setup.isa});
-      engine::Session session(setup.session, *device, communicator);
+      const comm::CudaRank rank = setup.open_rank
+                                      ? setup.open_rank(communicator)
+                                      : comm::CudaRank{device::make_cpu_device({.num_threads = setup.threads, .isa = setup.isa}), nullptr};
+      engine::Session session(setup.session, *rank.device, rank.communicator ? *rank.communicator : communicator);
       took_part += communicator.size() == setup.ranks ? 1 : 0;
       if (communicator.rank() != 0) {
         session.serve();

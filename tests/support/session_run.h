@@ -3,6 +3,7 @@
 #include <functional>
 #include <vector>
 
+#include "comm/cuda/plugin.h"
 #include "device/cpu/isa.h"
 #include "engine/session.h"
 
@@ -14,6 +15,8 @@ struct RunSetup {
   int ranks = 1;
   std::size_t threads = 1;  // of each rank
   device::Isa isa = device::Isa::kPortable;
+  /// Opens what a rank computes on, in place of the CPU device that `threads` and `isa` describe.
+  std::function<comm::CudaRank(comm::Communicator& host)> open_rank;
 };
 
 /// Exact arithmetic: weights expanded, KV cache in fp32.

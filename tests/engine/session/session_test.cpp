@@ -163,7 +163,7 @@ TEST_F(SessionTest, EachRankReadsAndKeepsItsOwnShare) {
       std::size_t largest = 0;
       for (std::size_t rank = 0; rank < ranks; ++rank) {
         const engine::OpenedModel model = engine::open_model(path);
-        const parallel::RankGraph plan = parallel::plan(engine::graph_of(model, false), rank, ranks, device::cpu_activation_for);
+        const parallel::RankGraph plan = parallel::plan(engine::graph_of(model, std::nullopt), rank, ranks, device::cpu_activation_for);
         const auto device = device::make_cpu_device({.num_threads = 1});
         const std::uint64_t before = model.weights->bytes_read();
         const std::size_t bytes = engine::load_shard(plan, model.spec, *model.weights, *device).size_bytes();

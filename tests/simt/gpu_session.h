@@ -1,0 +1,20 @@
+#pragma once
+
+#include "comm/cuda/plugin.h"
+#include "tests/simt/simt.h"
+#include "tests/support/session_run.h"
+
+extern "C" const lockstep::comm::CudaPlugin* lockstep_cuda_plugin();
+
+namespace lockstep::test {
+
+/// A run on emulated GPUs, one a rank: the program's own plug-in entry, linked in.
+inline RunSetup on_gpus(RunSetup setup, bool graphs = true) {
+  setup.open_rank = [graphs](comm::Communicator& host) {
+    return lockstep_cuda_plugin()->open_rank(
+        host, {.local_rank = host.rank(), .local_size = host.size(), .graphs = graphs, .deadline = std::chrono::seconds(60)});
+  };
+  return setup;
+}
+
+}  // namespace lockstep::test

@@ -1,0 +1,177 @@
+// Whole models on emulated GPUs: against the reference, against the CPU, and against themselves over ranks, batch mates, chunks, graphs,
+// schedules and stream orders.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "device/cpu/cpu_device.h"
+#include "engine/weights/safetensors.h"
+#include "tests/simt/gpu_session.h"
+#include "tests/support/rounding_device.h"
+#include "tests/support/tiny_model.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using Rows = std::vector<std::vector<float>>;
+
+constexpr float kLogitBound = 5e-4f;  // of fp32 arithmetic, as in the golden tests of the CPU
+
+struct Golden {
+  std::string name;
+  fs::path model;
+  fs::path json;
+  fs::path logits;
+};
+
+Golden golden_of(const std::string& name) {
+  const fs::path root = LOCKSTEP_TEST_DATA;
+  if (fs::exists(root / "gguf" / (name + ".gguf")))
+    return {name, root / "gguf" / (name + ".gguf"), root / "gguf" / (name + ".golden.json"),
+            root / "gguf" / (name + ".golden.safetensors")};
+  const fs::path answers = root / "models" / (name == "llama-gqa-sharded" ? "llama-gqa" : name);
+  return {name, root / "models" / name, answers / "golden.json", answers / "golden_logits.safetensors"};
+}
+
+const std::vector<std::string> kFloatModels{"llama-mha",         "llama-gqa",     "llama-gqa-bf16", "llama-gqa-fp16",
+                                            "llama-gqa-sharded", "llama-tied",    "llama-bias",     "llama-headdim",
+                                            "llama-gqa-F32",     "llama-gqa-F16", "llama-gqa-BF16"};
+const std::vector<std::string> kBlockModels{"gqa288-Q8_0", "gqa288-Q4_0", "gqa288-Q4_1"};
+
+std::vector<std::int32_t> prompt_of(const Golden& golden, const std::string& prompt) {
+  return nlohmann::json::parse(std::ifstream(golden.json)).at("prompts").at(prompt).at("tokens").get<std::vector<std::int32_t>>();
+}
+
+/// [tokens][vocabulary]
+Rows reference(const Golden& golden, const std::string& tensor, std::size_t tokens) {
+  const bool native = tensor.starts_with("native.");
+  const auto source = engine::read_safetensors(native ? golden.logits.parent_path() / "golden_native.safetensors" : golden.logits);
+  const engine::StoredTensor* stored = source->find(tensor);
+  if (stored == nullptr) throw std::runtime_error("no golden tensor " + tensor);
+  std::vector<float> values(stored->bytes / sizeof(float));
+  source->read(*stored, 0, std::as_writable_bytes(std::span(values)));
+  Rows rows(tokens);
+  for (std::size_t t = 0; t < tokens; ++t) {
+    const std::size_t columns = values.size() / tokens;
+    rows[t].assign(values.begin() + static_cast<std::ptrdiff_t>(t * columns),
+                   values.begin() + static_cast<std::ptrdiff_t>((t + 1) * columns));
+  }
+  return rows;
+}
+
+float largest_difference(const Rows& a, const Rows& b) {
+  EXPECT_EQ(a.size(), b.size());
+  float largest = 0;
+  for (std::size_t t = 0; t < std::min(a.size(), b.size()); ++t) {
+    EXPECT_EQ(a[t].size(), b[t].size());
+    for (std::size_t i = 0; i < std::min(a[t].size(), b[t].size()); ++i) {
+      const float difference = std::fabs(a[t][i] - b[t][i]);
+      if (!(difference <= largest)) largest = difference;  // NaN counts
+    }
+  }
+  return largest;
+}
+
+bool same_bits(const Rows& a, const Rows& b) {
+  const auto same_row = [](const std::vector<float>& x, const std::vector<float>& y) {
+    return std::equal(x.begin(), x.end(), y.begin(), y.end(),
+                      [](float p, float q) { return std::bit_cast<std::uint32_t>(p) == std::bit_cast<std::uint32_t>(q); });
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same_row);
+}
+
+Rows logits_of(const test::RunSetup& setup, const std::vector<std::int32_t>& prompt) {
+  Rows rows;
+  test::with_session(setup, [&](engine::Session& session) { rows = test::prompt_logits(session, prompt); });
+  return rows;
+}
+
+class EmulatedGpus : public testing::TestWithParam<std::tuple<std::string, int>> {
+ protected:
+  void SetUp() override { simt::reset(); }
+  void TearDown() override { EXPECT_EQ(simt::last_error(), ""); }
+  Golden golden() const { return golden_of(std::get<0>(GetParam())); }
+  int ranks() const { return std::get<1>(GetParam()); }
+};
+
+class ExactOnEmulatedGpus : public EmulatedGpus {};
+class FloatTypesOnEmulatedGpus : public EmulatedGpus {};
+class BlockTypesOnEmulatedGpus : public EmulatedGpus {};
+
+TEST_P(ExactOnEmulatedGpus, LogitsAreTheBitsOfTheCpuAndWithinTheBoundOfTheReference) {
+  const test::RunSetup setup = test::exact_setup(golden().model, ranks());
+  for (const char* name : {"p1", "p33"}) {
+    const auto prompt = prompt_of(golden(), name);
+    const Rows got = logits_of(test::on_gpus(setup), prompt);
+    EXPECT_LE(largest_difference(got, reference(golden(), std::string("logits.") + name, prompt.size())), kLogitBound) << name;
+    EXPECT_TRUE(same_bits(got, logits_of(setup, prompt))) << name;
+  }
+}
+
+device::Activation activation_of(device::DType dtype) {
+  return dtype == device::DType::kF16 ? device::Activation::kFloat16 : device::Activation::kBFloat16;
+}
+
+/// What rounding weights and activations to `dtype` alone does: on the CPU, with sums in fp32.
+float rounding_error(const Golden& golden, device::DType dtype, const std::vector<std::int32_t>& prompt, const Rows& exact) {
+  test::RunSetup setup = test::exact_setup(golden.model, 1);
+  setup.session.dtype = dtype;
+  setup.open_rank = [&](comm::Communicator&) {
+    return comm::CudaRank{test::make_rounding_device(activation_of(dtype), setup.isa), nullptr};
+  };
+  return largest_difference(logits_of(setup, prompt), exact);
+}
+
+/// How far 16-bit arithmetic on GPUs is off, and how much of that is explained: it may be twice as much.
+void expect_explained(const Golden& golden, int ranks, float found, float explained) {
+  std::printf("%s, %d GPUs: %.3g off, explained %.3g\n", golden.name.c_str(), ranks, static_cast<double>(found),
+              static_cast<double>(explained));
+  EXPECT_GT(found, 0.0f);
+  EXPECT_LE(found, 2 * explained);
+}
+
+TEST_P(FloatTypesOnEmulatedGpus, SixteenBitLogitsAreOffTheReferenceByAtMostTwiceWhatRoundingExplains) {
+  const bool is_fp16 = golden().name == "llama-gqa-fp16" || golden().name == "llama-gqa-F16";
+  const device::DType dtype = is_fp16 ? device::DType::kF16 : device::DType::kBF16;
+  const auto prompt = prompt_of(golden(), "p33");
+  const Rows exact = reference(golden(), "logits.p33", prompt.size());
+  const bool has_native = golden().name == "llama-gqa-bf16" || golden().name == "llama-gqa-fp16";
+  const float explained = has_native ? largest_difference(reference(golden(), "native.p33", prompt.size()), exact)
+                                     : rounding_error(golden(), dtype, prompt, exact);
+  test::RunSetup setup = test::exact_setup(golden().model, ranks());
+  setup.session.dtype = dtype;
+  expect_explained(golden(), ranks(), largest_difference(logits_of(test::on_gpus(setup), prompt), exact), explained);
+}
+
+TEST_P(BlockTypesOnEmulatedGpus, LogitsAreOffTheCpuInFloat32ByAtMostTwiceWhatRoundingExplains) {
+  const auto prompt = prompt_of(golden(), "p33");
+  const Rows exact = logits_of(test::exact_setup(golden().model, 1), prompt);
+  test::RunSetup setup = test::exact_setup(golden().model, ranks());
+  setup.session.dtype.reset();
+  setup.session.kv_dtype = device::DType::kBF16;
+  expect_explained(golden(), ranks(), largest_difference(logits_of(test::on_gpus(setup), prompt), exact),
+                   rounding_error(golden(), device::DType::kBF16, prompt, exact));
+}
+
+std::string test_name(const testing::TestParamInfo<std::tuple<std::string, int>>& info) {
+  std::string name = std::get<0>(info.param) + "_gpus" + std::to_string(std::get<1>(info.param));
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+const auto kRanks = testing::Values(1, 2, 3, 4);
+INSTANTIATE_TEST_SUITE_P(Models, ExactOnEmulatedGpus, testing::Combine(testing::ValuesIn(kFloatModels), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(BlockModels, ExactOnEmulatedGpus, testing::Combine(testing::ValuesIn(kBlockModels), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, FloatTypesOnEmulatedGpus, testing::Combine(testing::ValuesIn(kFloatModels), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, BlockTypesOnEmulatedGpus, testing::Combine(testing::ValuesIn(kBlockModels), kRanks), test_name);
+
+}  // namespace
+}  // namespace lockstep

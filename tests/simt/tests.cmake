@@ -1,0 +1,4 @@
+# The program itself, with the emulated GPUs as its plug-in.
+target_compile_definitions(simt_program_test PRIVATE LOCKSTEP_PROGRAM="$<TARGET_FILE:lockstep>"
+                           LOCKSTEP_EMULATED_PLUGIN="$<TARGET_FILE:lockstep_cuda_emulated_plugin>")
+add_dependencies(simt_program_test lockstep lockstep_cuda_emulated_plugin)
