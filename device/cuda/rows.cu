@@ -11,10 +11,10 @@ dim3 grid_of(std::size_t num_rows, std::size_t columns) {
   return dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>((columns + kRowStep - 1) / kRowStep));
 }
 
-void launch_norm(const Launch& where, const NormArguments& arguments, bool aligned, std::size_t num_rows, const Rows& out) {
+void launch_norm(const Launch& where, const NormArguments& arguments, std::size_t num_rows, const Rows& out) {
   dispatch(out.type, [&](auto* element) {
     using Element = std::remove_pointer_t<decltype(element)>;
-    check(launch(norm_rows<Element>, dim3(static_cast<unsigned>(num_rows)), dim3(kRowThreads), 0, where.stream, arguments, aligned,
+    check(launch(norm_rows<Element>, dim3(static_cast<unsigned>(num_rows)), dim3(kRowThreads), 0, where.stream, arguments,
                  mutable_rows<Element>(out)),
           "launching norm_rows");
   });
@@ -35,7 +35,7 @@ void launch_copy(const Launch& where, const Rows& from, const std::uint32_t* row
 void rms_norm(const Launch& where, Rows x, std::size_t num_rows, const float* weight, float eps, Rows out) {
   if (num_rows == 0) return;
   const bool aligned = is_aligned(x) && is_aligned(weight) && is_aligned(out);
-  launch_norm(where, {mutable_rows<float>(x), {nullptr, 0}, nullptr, weight, eps, static_cast<unsigned>(x.columns)}, aligned, num_rows,
+  launch_norm(where, {mutable_rows<float>(x), {nullptr, 0}, nullptr, weight, eps, static_cast<unsigned>(x.columns), aligned}, num_rows,
               out);
 }
 
@@ -51,7 +51,7 @@ void add_rms_norm(const Launch& where, Rows x, Rows delta, std::size_t num_rows,
                   Rows out) {
   if (num_rows == 0) return;
   const bool aligned = is_aligned(x) && is_aligned(delta) && is_aligned(bias) && is_aligned(weight) && is_aligned(out);
-  launch_norm(where, {mutable_rows<float>(x), const_rows(delta), bias, weight, eps, static_cast<unsigned>(x.columns)}, aligned, num_rows,
+  launch_norm(where, {mutable_rows<float>(x), const_rows(delta), bias, weight, eps, static_cast<unsigned>(x.columns), aligned}, num_rows,
               out);
 }
 
