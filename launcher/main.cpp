@@ -47,19 +47,20 @@ bool is_spokesman(const Environment& environment) {
   }
 }
 
-}  // namespace
-}  // namespace lockstep::launcher
-
-int main(int argc, char** argv) {
-  using namespace lockstep::launcher;
+int run_program(const std::vector<std::string>& arguments) {
   const auto terminal = std::make_shared<Terminal>(2);
   const auto log = make_logger(terminal, std::nullopt, "info");
   const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
   int exit_code = 2;  // nothing was started: what is wrong is in what the user gave
   try {
-    exit_code = run({argv + 1, argv + argc}, environment, terminal, *log);
+    exit_code = run(arguments, environment, terminal, *log);
   } catch (const std::exception& error) {
     if (is_spokesman(environment)) log->error("{}", error.what());
   }
   return exit_code;
 }
+
+}  // namespace
+}  // namespace lockstep::launcher
+
+int main(int argc, char** argv) { return lockstep::launcher::run_program({argv + 1, argv + argc}); }
