@@ -175,6 +175,7 @@ void print_json(const Job& job, const Results& results, const Work& work) {
                                  {"ranks", job.num_ranks},
                                  {"threads_per_rank", job.num_threads},
                                  {"device", job.device},
+                                 {"reduction", config.reduction},
                                  {"dtype", config.dtype},
                                  {"kv_dtype", job.session.kv_type()},
                                  {"in_len", config.input_len},

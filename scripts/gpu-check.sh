@@ -56,11 +56,11 @@ sys.exit(0 if "COMPLETED" in results else "every test was skipped")
 PYTHON' tests "$tree/tests/$3" "$out/$1.json"
 }
 
-# bench RANKS: latency and throughput. The JSON line of the program goes to bench-RANKS.json.
+# bench RANKS REDUCTION: latency and throughput. The JSON line of the program goes to bench-RANKS-REDUCTION.json.
 bench() {
   # shellcheck disable=SC2016
-  step "bench-$1" 90 bash -c 'set -o pipefail; out=$1; shift; "$@" | tee "$out"' bench "$out/bench-$1.json" \
-    "$program" bench --json --model "$model" --device cuda --tensor-parallel-size "$1" "${how[@]}" "${sizes[@]}"
+  step "bench-$1-$2" 60 bash -c 'set -o pipefail; out=$1; shift; "$@" | tee "$out"' bench "$out/bench-$1-$2.json" \
+    "$program" bench --json --model "$model" --device cuda --tensor-parallel-size "$1" --reduction "$2" "${how[@]}" "${sizes[@]}"
 }
 
 # ---------------------------------------------------------------------------------------------------------------- what there is
@@ -114,7 +114,8 @@ if step build 360 "${build[@]}"; then
   [ -e "$model" ] || { step model 90 "$tree/tests/gpu_make_model" "$model" && made=1; }
   ranks=1
   while [ "$ranks" -le "$gpus" ] && [ -e "$model" ]; do
-    bench "$ranks"
+    bench "$ranks" canonical
+    bench "$ranks" fast # ncclAllReduce and cuBLASLt in place of our own
     ranks=$((ranks * 2))
   done
   [ "$made" = 0 ] || rm -f "$model"

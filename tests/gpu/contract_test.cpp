@@ -2,6 +2,7 @@
 // graphs, and over as many ranks as there are GPUs. tests/simt has the axes that only an emulator has.
 
 #include "tests/gpu/contract_run.h"
+#include "tests/support/temporary_folder.h"
 
 namespace lockstep {
 namespace {

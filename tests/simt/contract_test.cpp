@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/gpu/contract_run.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/simt/simt.h"
 
 namespace lockstep {
