@@ -20,7 +20,10 @@ const std::vector<std::string> all_transports = {"one_shot", "two_shot", "nccl_g
 /// Streams are lazy: the kernels of a rank run while it waits, as on a GPU, not within the call.
 class GpuFailure : public testing::Test {
  protected:
-  void SetUp() override { simt::config().stream_order = simt::StreamOrder::kLazy; }
+  void SetUp() override {
+    reset_emulator();
+    simt::config().stream_order = simt::StreamOrder::kLazy;
+  }
   void TearDown() override { simt::reset(); }
 };
 
@@ -179,8 +182,7 @@ TEST_F(GpuFailure, AFailureOfOneRankInACollectiveIsAnErrorOnAll) {
         });
     for (const std::string& outcome : outcomes) EXPECT_THAT(outcome, HasSubstr(each.says)) << each.function;
     EXPECT_EQ(used_memory(), used) << each.function;
-    simt::reset();
-    simt::config().stream_order = simt::StreamOrder::kLazy;
+    SetUp();
   }
 }
 
@@ -217,7 +219,7 @@ TEST_P(GpuConstruction, AFailingCallIsAnErrorOnEveryRankWithoutALeak) {
     std::atomic<int> made = 0;
     const Outcomes outcomes = run_gpus(
         3, [&](int) { return gpu_options(table.path()); }, conformance::small_options(), [&](GpuRank&) { ++made; });
-    simt::reset();
+    SetUp();
     EXPECT_EQ(used_memory(), used) << "call " << call;
     EXPECT_LT(Clock::now() - start, milliseconds(5000));
     if (made == 3) break;
