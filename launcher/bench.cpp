@@ -154,7 +154,6 @@ int run_bench(const Job& job) {
   const auto num_ranks = static_cast<std::size_t>(job.num_ranks);
   const parallel::Graph graph = engine::graph_of(job.session.model(), weight_dtype(config));
   const Streamed streamed = streamed_by_all(graph, num_ranks);
-  const engine::ModelSpec& spec = job.session.spec();
   Bench bench(job);
   const std::size_t kv_bytes = job.session.kv_token_bytes() * bench.decode_context();
   // Measured right before and after what is held against it: the machine may be shared.

@@ -102,6 +102,15 @@ TEST_F(CudaAttention, In16BitsDependsOnlyOnTheSequence) {
   }
 }
 
+TEST_F(CudaAttention, ManySequencesOfUnevenLengthsDoNotMixUp) {
+  std::vector<std::size_t> lengths;
+  for (std::size_t i = 0; i < 40; ++i) lengths.push_back(i == 33 ? 150 : i * 7 % 30 + 1);
+  const Scene scene({2, 2, 0, 16, 16, DType::kBF16, 0}, lengths);
+  const Outputs expected = run_on_gpu(scene, Activation::kBFloat16, {.together = false});
+  expect_equal(run_on_gpu(scene, Activation::kBFloat16, {.pads = 3}), expected, "in one step");
+  expect_equal(run_on_gpu(scene, Activation::kBFloat16, {.prefill = 20, .chunk = 9}), expected, "in chunks");
+}
+
 TEST_F(CudaAttention, In16BitsIsTheSameUnderEverySchedule) {
   const Scene scene({4, 4, 0, 32, 16, DType::kBF16, 0}, {270, 40});
   for (const Activation type : kHalfTypes) {

@@ -66,7 +66,7 @@ TEST_P(MmaLinearOfType, IsTheProductOfTheRoundedNumbersWithinTheBound) {
       const auto weight = load_cuda_weight(w.spec, w.reader());
       const std::vector<float> bias = reference::random_floats(rows, 3);
       for (const std::size_t tokens : {1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130}) {
-        if (columns == 1056 && tokens != 2 && tokens != 33) continue;
+        if (rows != 97 && tokens != 2 && tokens != 33) continue;  // all of them for one shape
         const std::vector<float> x = reference::random_floats(tokens * columns, 2, 2.0f);
         const Expected expected = expected_linear(w, x, tokens, bias);
         const std::string what = std::to_string(rows) + " x " + std::to_string(columns) + ", " + std::to_string(leaves) + " leaves, " +

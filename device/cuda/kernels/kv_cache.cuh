@@ -6,7 +6,8 @@
 /// The layout of the paged KV cache, and the kernel that fills it.
 namespace lockstep::device::cuda {
 
-enum class CacheType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kFloat8, kInt8 };
+/// As wide as a pointer: a view without padding has no words that happen to look like an address.
+enum class CacheType : std::uint64_t { kFloat32, kFloat16, kBFloat16, kFloat8, kInt8 };
 
 /// One layer of the cache: [block][KV head][keys, values][token of the block][head_dim]. A token's vector is padded with zeros to a
 /// multiple of 16 bytes, so that a span of a head is whole vectors of 16 bytes. Slots that no token has filled hold anything. In the 8-bit
