@@ -9,6 +9,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LES
 endif()
 target_compile_options(lockstep_options INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:${LOCKSTEP_CXX_OPTIONS}>")  # nvcc has its own
 
+# A fuzzer sees only the branches that are instrumented: those of the rooms are what it is to explore, not those of its target alone.
+if(LOCKSTEP_BUILD_FUZZERS)
+  target_compile_options(lockstep_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
 # The kernels ask for -O3 themselves (device/CMakeLists.txt); elsewhere it costs minutes of build time and gains nothing.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 

@@ -14,10 +14,22 @@ std::string_view name_of(Activation type) {
   return "?";
 }
 
+std::string_view name_of(KvQuantisation quantised) {
+  switch (quantised) {
+    case KvQuantisation::kNone: return "";
+    case KvQuantisation::kFloat8: return "fp8";
+    case KvQuantisation::kInt8: return "int8";
+  }
+  return "?";
+}
+
 std::size_t WeightSpec::num_roots() const {
   return static_cast<std::size_t>(std::count_if(leaves.begin(), leaves.end(), [](const Leaf& leaf) { return leaf.ends_root; }));
 }
 
-std::size_t KvCacheSpec::bytes_per_block() const { return 2 * num_layers * num_kv_heads * head_dim * block_size * info(dtype).block_bytes; }
+std::size_t KvCacheSpec::bytes_per_block() const {
+  const std::size_t vector = quantised == KvQuantisation::kNone ? head_dim * info(dtype).block_bytes : head_dim + sizeof(float);
+  return 2 * num_layers * num_kv_heads * block_size * vector;
+}
 
 }  // namespace lockstep::device

@@ -70,6 +70,13 @@ class Weight {
 /// Fills `to` with rows [first, first + count) as stored (row_bytes(dtype, columns) each). Called from several threads at once.
 using ReadRows = std::function<void(std::size_t first, std::size_t count, std::span<std::byte> to)>;
 
+/// How a KV cache makes its numbers smaller: 8 bits each and one fp32 scale for each token, KV head and keys or values, from that token's
+/// numbers alone (docs/numerics.md, N7). kFloat8 is e4m3.
+enum class KvQuantisation : std::uint8_t { kNone, kFloat8, kInt8 };
+
+/// "", "fp8", "int8".
+std::string_view name_of(KvQuantisation quantised);
+
 /// The paged cache of keys and values of one rank.
 struct KvCacheSpec {
   std::size_t num_layers = 0;
@@ -77,8 +84,9 @@ struct KvCacheSpec {
   std::size_t block_size = 0;    // tokens of a block; a multiple of 16
   std::size_t num_kv_heads = 0;  // of this rank
   std::size_t head_dim = 0;
-  DType dtype = DType::kF32;            // kF32, kF16 or kBF16
-  std::size_t bytes_per_block() const;  // keys and values of all layers
+  DType dtype = DType::kF32;                         // kF32, kF16 or kBF16
+  KvQuantisation quantised = KvQuantisation::kNone;  // else `dtype` is of no interest; the CPU device has no such cache
+  std::size_t bytes_per_block() const;               // keys and values of all layers
 };
 
 class KvCache {

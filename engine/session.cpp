@@ -111,6 +111,7 @@ void Session::State::size_cache(const parallel::RankGraph& plan, std::uint64_t b
   kv.head_dim = plan.dims.head_dim;
   kv.block_size = options.block_size;
   kv.dtype = default_kv_dtype(plan, options);
+  kv.quantised = options.kv_quantised;
   const std::size_t wanted_length = options.max_model_len.value_or(model.spec.max_position_embeddings);
   if (wanted_length > model.spec.max_position_embeddings) {
     throw std::invalid_argument("--max-model-len " + std::to_string(wanted_length) + " is more than the model's " +
@@ -205,7 +206,15 @@ const std::vector<std::int32_t>& Session::eos_ids() const { return state_->eos_i
 std::size_t Session::weight_bytes() const { return state_->weight_bytes; }
 std::size_t Session::kv_bytes() const { return state_->kv.num_blocks * state_->kv.bytes_per_block(); }
 std::size_t Session::kv_tokens() const { return state_->kv.num_blocks * state_->kv.block_size; }
-device::DType Session::kv_dtype() const { return state_->kv.dtype; }
+std::size_t Session::kv_token_bytes() const {
+  device::KvCacheSpec all = state_->kv;
+  all.num_kv_heads = state_->model.spec.num_kv_heads;
+  return all.bytes_per_block() / all.block_size;
+}
+std::string Session::kv_type() const {
+  const device::KvCacheSpec& kv = state_->kv;
+  return std::string(kv.quantised == device::KvQuantisation::kNone ? device::info(kv.dtype).name : device::name_of(kv.quantised));
+}
 
 const text::Tokenizer& Session::tokenizer() const {
   if (!state_->tokenizer) throw std::runtime_error(state_->no_tokenizer);

@@ -22,8 +22,9 @@ namespace lockstep::engine {
 /// How a model is to be run; every rank gives the same.
 struct SessionOptions {
   std::filesystem::path model;
-  std::optional<device::DType> dtype;           // F32, F16 or BF16: what all matrices are converted to; absent: as stored
-  std::optional<device::DType> kv_dtype;        // absent: dtype; without it BF16 for BF16 weights, else F16
+  std::optional<device::DType> dtype;     // F32, F16 or BF16: what all matrices are converted to; absent: as stored
+  std::optional<device::DType> kv_dtype;  // absent: dtype; without it BF16 for BF16 weights, else F16
+  device::KvQuantisation kv_quantised = device::KvQuantisation::kNone;  // in place of kv_dtype: 8 bits
   std::optional<std::uint64_t> kv_cache_bytes;  // budget of one rank; absent: of a device with memory of its own, what is free then
   double memory_utilization = 0.9;              // share of that free memory which is used
   std::size_t block_size = 32;                  // tokens of a KV block; a multiple of 16
@@ -61,8 +62,9 @@ class Session {
   const std::vector<std::int32_t>& eos_ids() const;  // of model and tokenizer together
   std::size_t weight_bytes() const;                  // of this rank
   std::size_t kv_bytes() const;
-  std::size_t kv_tokens() const;  // that the cache holds
-  device::DType kv_dtype() const;
+  std::size_t kv_tokens() const;       // that the cache holds
+  std::string kv_type() const;         // "F16", "fp8"
+  std::size_t kv_token_bytes() const;  // of a token's keys and values, those of all heads of the model
 
   /// Rank 0, with nothing in flight: runs a prompt once, in pieces as the options say, and shows the logits of every position in order.
   using OnLogits = std::function<void(std::size_t position, std::span<const float> logits)>;

@@ -38,7 +38,7 @@ int run_batch_job(const Job& job) {
   engine::BatchOptions options = batch_options(job.config);
   options.model_hash = opened.model_hash;
   options.settings["device"] = job.numerics;
-  options.settings["kv-cache-dtype"] = std::string(device::info(job.session.kv_dtype()).name);
+  options.settings["kv-cache-dtype"] = job.session.kv_type();
   options.settings["max-model-len"] = std::to_string(job.session.engine().limits().max_model_len);
 
   engine::BatchModel model{.engine = job.session.engine(),

@@ -154,10 +154,8 @@ int run_bench(const Job& job) {
   const auto num_ranks = static_cast<std::size_t>(job.num_ranks);
   const parallel::Graph graph = engine::graph_of(job.session.model(), weight_dtype(config));
   const Streamed streamed = streamed_by_all(graph, num_ranks);
-  const engine::ModelSpec& spec = job.session.spec();
   Bench bench(job);
-  const std::size_t kv_bytes =
-      2 * spec.num_layers * spec.num_kv_heads * device::row_bytes(job.session.kv_dtype(), spec.head_dim) * bench.decode_context();
+  const std::size_t kv_bytes = job.session.kv_token_bytes() * bench.decode_context();
   // Measured right before and after what is held against it: the machine may be shared.
   const std::size_t all_threads = job.num_threads * num_ranks;
   const double bandwidth_before = device::measure_read_bandwidth(all_threads);
@@ -171,7 +169,7 @@ int run_bench(const Job& job) {
   if (config.json) {
     const nlohmann::ordered_json json = {
         {"model", config.model},          {"ranks", job.num_ranks},        {"threads_per_rank", job.num_threads},
-        {"device", job.device},           {"dtype", config.dtype},         {"kv_dtype", device::info(job.session.kv_dtype()).name},
+        {"device", job.device},           {"dtype", config.dtype},         {"kv_dtype", job.session.kv_type()},
         {"in_len", config.input_len},     {"out_len", config.output_len},  {"batch", config.num_prompts},
         {"prefill_tok_s", prefill},       {"decode_tok_s", decode},        {"batch_tok_s", batch},
         {"bytes_per_token", token_bytes}, {"memory_bandwidth", bandwidth}, {"share_of_roofline", roofline},

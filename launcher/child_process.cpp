@@ -55,6 +55,7 @@ std::vector<pid_t> children_of_this_thread() {
 
 ChildProcess start_child(const std::vector<std::string>& command, const std::vector<std::pair<std::string, std::string>>& environment) {
   std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
   for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   const Pipe errors;

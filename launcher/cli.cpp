@@ -80,7 +80,7 @@ std::vector<Registered> register_options(CLI::App& app, Subcommand subcommand, s
   for (const Option& option : options) {
     if (!applies_to(option, subcommand)) continue;
     std::string names = "--" + option.name;
-    if (option.alias.size() == 1) names = "-" + option.alias + "," + names;
+    if (option.alias.size() == 1) names.insert(0, "-" + option.alias + ",");
     CLI::Option* flag = nullptr;
     if (option.kind == OptionKind::kSwitch) {
       flag = app.add_flag(names + ",!--no-" + option.name, option.help);

@@ -6,6 +6,9 @@
 #include <sstream>
 
 #include <fmt/format.h>
+
+// A table or list in another is never right here, and the parser and the destructors descend into each: what is deep is refused.
+#define TOML_MAX_NESTED_VALUES 16
 #include <toml++/toml.h>
 
 namespace lockstep::launcher {
@@ -84,9 +87,24 @@ std::string printable(std::string_view text) {
   return shown;
 }
 
+/// A dotted key is a table for each of its parts, one in the other, and the parser counts none of them: their destructors would use up the
+/// stack. @throws UsageError for a line with more dots than any of use.
+void refuse_deep_keys(std::string_view toml, const std::string& file_name) {
+  constexpr std::ptrdiff_t kMaxDots = 512;
+  std::size_t number = 1;
+  for (std::size_t begin = 0; begin < toml.size(); ++number) {
+    const std::string_view line = toml.substr(begin, toml.find('\n', begin) - begin);
+    if (std::count(line.begin(), line.end(), '.') > kMaxDots) {
+      throw UsageError(fmt::format("{}:{}: the line has more than {} dots", file_name, number, kMaxDots));
+    }
+    begin += line.size() + 1;
+  }
+}
+
 }  // namespace
 
 void apply_config_text(std::string_view toml, const std::string& file_name, std::span<const Option> options, RunConfig& config) {
+  refuse_deep_keys(toml, file_name);
   toml::table table;
   try {
     table = toml::parse(toml, file_name);

@@ -91,6 +91,7 @@ void dump(const RunConfig& config, engine::Session& session, const Ids& prompt) 
   if (!config.dump_logits.empty()) engine::write_safetensors(config.dump_logits, std::span(&logits_tensor, 1));
   if (config.dump_hidden.empty()) return;
   std::vector<engine::FloatTensor> tensors;
+  tensors.reserve(hidden.size() + 1);
   for (const auto& [name, values] : hidden) tensors.push_back({name, {prompt.size(), values.columns}, values.floats});
   tensors.push_back(logits_tensor);
   engine::write_safetensors(config.dump_hidden, tensors);

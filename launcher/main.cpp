@@ -14,9 +14,8 @@
 #include "launcher/rank.h"
 #include "launcher/subcommands.h"
 
+namespace lockstep::launcher {
 namespace {
-
-using namespace lockstep::launcher;
 
 /// The file that this process runs: what mpirun has to start, whatever the current folder and PATH are.
 std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
@@ -35,7 +34,7 @@ int run(const std::vector<std::string>& arguments, const Environment& environmen
     return 0;
   }
   if (!must_launch(config, ranks)) return run_ranks(config, ranks, environment, terminal);
-  if (config.subcommand == Subcommand::kBatch) lockstep::engine::check_batch_files(batch_options(config));  // before any rank starts
+  if (config.subcommand == Subcommand::kBatch) engine::check_batch_files(batch_options(config));  // before any rank starts
   return launch(config, own_program(), arguments, environment, *terminal, log);
 }
 
@@ -48,17 +47,20 @@ bool is_spokesman(const Environment& environment) {
   }
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run_program(const std::vector<std::string>& arguments) {
   const auto terminal = std::make_shared<Terminal>(2);
   const auto log = make_logger(terminal, std::nullopt, "info");
   const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
   int exit_code = 2;  // nothing was started: what is wrong is in what the user gave
   try {
-    exit_code = run({argv + 1, argv + argc}, environment, terminal, *log);
+    exit_code = run(arguments, environment, terminal, *log);
   } catch (const std::exception& error) {
     if (is_spokesman(environment)) log->error("{}", error.what());
   }
   return exit_code;
 }
+
+}  // namespace
+}  // namespace lockstep::launcher
+
+int main(int argc, char** argv) { return lockstep::launcher::run_program({argv + 1, argv + argc}); }

@@ -136,8 +136,8 @@ void add_common_options(OptionTable& table) {
   table.add("model", text(&C::model), "PATH", "GGUF file or Hugging Face folder", "m");
   table.add("dtype", choice(&C::dtype, {"auto", "float32", "float16", "bfloat16"}), "TYPE",
             "auto: weights as stored (on the CPU with int8 activations where they are block-quantised); float32: exact");
-  table.add("kv-cache-dtype", choice(&C::kv_cache_dtype, {"auto", "float32", "float16", "bfloat16"}), "TYPE",
-            "how keys and values are stored");
+  table.add("kv-cache-dtype", choice(&C::kv_cache_dtype, {"auto", "float32", "float16", "bfloat16", "fp8", "int8"}), "TYPE",
+            "how keys and values are stored (fp8, int8: on GPUs, with a scale for each token and head)");
   table.add("max-model-len", integer(&C::max_model_len, 0, kMaxInt32), "N",
             "tokens of prompt and answer together (0: the model's, or what fits)");
 

@@ -191,7 +191,7 @@ std::size_t choose_threads(const RunConfig& config, const World& world, int thre
   const auto online = static_cast<std::size_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
   if (usable == 1 && online > 1 && world.rank() == 0)
     log.warn("each rank may only use one core of {} (mpirun --bind-to none gives it more)", online);
-  return device::threads_for_rank(static_cast<std::size_t>(world.ranks_that_share_cores() * thread_ranks));
+  return device::threads_for_rank(static_cast<std::size_t>(world.ranks_that_share_cores()) * static_cast<std::size_t>(thread_ranks));
 }
 
 /// With the rank's MPI, if it has any. `failed`: MPI can not be left in order.

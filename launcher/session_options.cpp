@@ -30,7 +30,13 @@ engine::SessionOptions session_options(const RunConfig& config, std::size_t loca
   engine::SessionOptions options;
   options.model = config.model;
   options.dtype = weight_dtype(config);
-  if (config.kv_cache_dtype != "auto") options.kv_dtype = device::dtype_from_name(config.kv_cache_dtype);
+  if (config.kv_cache_dtype == "fp8") {
+    options.kv_quantised = device::KvQuantisation::kFloat8;
+  } else if (config.kv_cache_dtype == "int8") {
+    options.kv_quantised = device::KvQuantisation::kInt8;
+  } else if (config.kv_cache_dtype != "auto") {
+    options.kv_dtype = device::dtype_from_name(config.kv_cache_dtype);
+  }
   options.kv_cache_bytes = config.kv_cache_memory;
   options.memory_utilization = config.gpu_memory_utilization;
   if (!options.kv_cache_bytes && !device_has_memory)

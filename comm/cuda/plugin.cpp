@@ -23,7 +23,7 @@ CudaRank open_rank(Communicator& host, const CudaRankOptions& options) {
   const int visible = count_devices(problem);
   if (visible == 0) throw std::runtime_error("the GPUs can not be used: " + problem);
   const int ordinal = device::cuda::choose_ordinal(visible, options.local_rank, options.local_size, options.allow_shared_gpu);
-  auto device = device::cuda::make_cuda_device({.ordinal = ordinal, .graphs = options.graphs});
+  auto device = device::cuda::make_cuda_device({.ordinal = ordinal, .graphs = options.graphs, .fast = options.fast});
   auto between = make_cuda_communicator(host, {.stream = device->stream(),
                                                .num_multiprocessors = device->num_multiprocessors(),
                                                .same_machine = options.local_size == host.size(),

@@ -109,7 +109,8 @@ class CpuDevice final : public Device {
 
   std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) override {
     require(spec.block_size > 0 && spec.block_size % kLanes == 0, "the block size of a KV cache must be a multiple of 16");
-    require(!info(spec.dtype).block_quantised(), "a KV cache is F32, F16 or BF16");
+    require(!info(spec.dtype).block_quantised() && spec.quantised == KvQuantisation::kNone,
+            "the CPU device keeps keys and values as float32, float16 or bfloat16 (--kv-cache-dtype); 8 bits need a GPU");
     return std::make_unique<CpuKvCache>(spec);
   }
 
@@ -395,9 +396,7 @@ class CpuDevice final : public Device {
 }  // namespace
 }  // namespace cpu
 
-Activation cpu_activation_for(DType weight) {
-  return info(weight).block_quantised() ? Activation::kInt8Blocks : Activation::kFloat32;
-}
+Activation cpu_activation_for(DType weight) { return info(weight).block_quantised() ? Activation::kInt8Blocks : Activation::kFloat32; }
 
 std::unique_ptr<Device> make_cpu_device(const CpuOptions& options) {
   if (options.num_threads == 0) throw std::invalid_argument("a CPU device needs at least one thread");

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -24,7 +25,9 @@ HugeMemory::HugeMemory(std::size_t bytes) : size_(bytes) {
   mapped_ = round_up(bytes == 0 ? 1 : bytes, kHugePage) + kHugePage;
   mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping_ == MAP_FAILED) throw std::runtime_error("cannot allocate " + std::to_string(bytes) + " bytes: " + std::strerror(errno));
-  data_ = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::uintptr_t>(mapping_), kHugePage));
+  void* aligned = mapping_;
+  std::size_t space = mapped_;
+  data_ = static_cast<std::byte*>(std::align(kHugePage, mapped_ - kHugePage, aligned, space));
   madvise(data_, mapped_ - kHugePage, MADV_HUGEPAGE);  // where the system has none, small pages do
 }
 

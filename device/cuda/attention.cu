@@ -56,6 +56,7 @@ void attention(const Launch& where, Rows qkv, const StepView& step, const HeadMa
   if (out.type == Activation::kInt8Blocks) throw std::invalid_argument("the CUDA device has no attention with int8 outputs");
   const bool is_exact = out.type == Activation::kFloat32, is_decode = step.max_tokens_of_sequence <= 1;
   const std::size_t rows = std::size_t{step.max_tokens_of_sequence} * rows_of_token(heads);
+  if (rows == 0) return;
   AttentionArguments arguments{};
   arguments.qkv = static_cast<const float*>(qkv.data);
   arguments.qkv_stride = qkv.stride;
@@ -68,7 +69,11 @@ void attention(const Launch& where, Rows qkv, const StepView& step, const HeadMa
   arguments.out_stride = out.stride;
   arguments.parts = 1;
   arguments.rows_limit = static_cast<std::uint32_t>(std::min<std::size_t>(kTileRows, rows));
-  if (!is_exact && !is_decode) return launch_prefill(where, arguments, static_cast<unsigned>(divide_up(rows, kPrefillRows)), out.type);
+  if (!is_exact && !is_decode) {
+    const std::size_t all_rows = std::size_t{step.num_tokens} * rows_of_token(heads);
+    const std::size_t most_tiles = all_rows / kPrefillRows + step.num_sequences;  // one of each sequence may be cut short
+    return launch_prefill(where, arguments, static_cast<unsigned>(most_tiles), out.type);
+  }
   const std::size_t tiles = divide_up(rows, kTileRows);
   if (is_decode) share_out(arguments, where.num_multiprocessors, tiles, is_exact ? kSpan : kGroup, scratch);
   if (is_exact) return launch_exact(where, arguments, static_cast<unsigned>(tiles));

@@ -29,7 +29,8 @@ void rotate_and_append(const Launch& launch, Rows qkv, const StepView& step, con
 
 /// See Device::attention. With out kFloat32 it is the exact family: the bits of the CPU device. With a 16-bit `out` queries are rounded to
 /// that type and the products go through mma. Decode (one token a sequence) spreads the spans of a sequence over blocks; prefill walks over
-/// them: the same bits. `scratch` has attention_scratch_bytes and must be zero before the first call; it is left so.
+/// them: the same bits. `scratch` has attention_scratch_bytes; it must be zero before the first call, and is kept for the next ones: the
+/// counters at its beginning, two words for each multiprocessor, are left zero.
 void attention(const Launch& launch, Rows qkv, const StepView& step, const HeadMap& heads, float scale, std::uint32_t window,
                const CudaKvCache& cache, std::size_t layer, void* scratch, Rows out);
 

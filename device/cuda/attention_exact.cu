@@ -14,6 +14,8 @@ void launch_exact(const Launch& where, const AttentionArguments& arguments, unsi
     case CacheType::kFloat32: return run(attention_exact<float>);
     case CacheType::kFloat16: return run(attention_exact<__half>);
     case CacheType::kBFloat16: return run(attention_exact<__nv_bfloat16>);
+    case CacheType::kFloat8: return run(attention_exact<Float8>);
+    case CacheType::kInt8: return run(attention_exact<Int8>);
   }
 }
 

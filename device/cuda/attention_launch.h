@@ -6,10 +6,11 @@
 /// Launches of the kernels of attention: each in a file of its own, because they take the compiler longest. The arguments are complete.
 namespace lockstep::device::cuda {
 
-/// tiles: of the queries of a sequence and KV head; kTileRows rows each, in prefill kPrefillRows.
+/// tiles: of kTileRows queries of a sequence and KV head.
 void launch_exact(const Launch& where, const AttentionArguments& arguments, unsigned tiles);
 /// out: kFloat16 or kBFloat16.
 void launch_decode(const Launch& where, const AttentionArguments& arguments, unsigned tiles, Activation out);
+/// tiles: an upper bound of those of kPrefillRows queries, of all sequences together, for each KV head.
 void launch_prefill(const Launch& where, const AttentionArguments& arguments, unsigned tiles, Activation out);
 
 /// Calls `with` with a null pointer of the 16-bit type and, as integral constants, the width of the kernel that head_dim needs and whether

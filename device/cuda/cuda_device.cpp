@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "device/cuda/attention.h"
+#include "device/cuda/cublas_linear.h"
 #include "device/cuda/linear.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/rows.h"
@@ -104,6 +105,7 @@ class CudaDeviceOnStream final : public CudaDevice {
     }
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
     check(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "creating an event");
+    if (options.fast) cublas_ = std::make_unique<CublasLinear>();
   }
 
   ~CudaDeviceOnStream() override {
@@ -122,7 +124,9 @@ class CudaDeviceOnStream final : public CudaDevice {
 
   std::string description() const override { return "cuda " + std::to_string(options_.ordinal) + ", " + name_ + ", " + numerics(); }
 
-  std::string numerics() const override { return "cuda sm_" + std::to_string(compute_major_) + std::to_string(compute_minor_); }
+  std::string numerics() const override {
+    return "cuda sm_" + std::to_string(compute_major_) + std::to_string(compute_minor_) + (options_.fast ? " fast" : "");
+  }
 
   Activation activation_for(DType weight) const override { return cuda::activation_for(weight); }
 
@@ -134,7 +138,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   }
 
   std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) override {
-    auto weight = load_cuda_weight(std::move(spec), read);
+    auto weight = load_cuda_weight(std::move(spec), read, cublas_ ? PlainRows::kKeep : PlainRows::kDrop);
     check(cudaDeviceSynchronize(), "uploading weights");
     return weight;
   }
@@ -183,6 +187,7 @@ class CudaDeviceOnStream final : public CudaDevice {
 
   void prepare_steps(const StepLimits& limits) override {
     graphs_.clear();
+    rotary_of_ = nullptr;  // another table may stand where one has been
     step_ = std::make_unique<StepBuffers>(limits);
     tops_ = DeviceMemory(limits.max_logit_rows * sizeof(Top), "the tops of rows");
     read_tops_ = PinnedMemory(limits.max_logit_rows * sizeof(Top), "the tops of rows");
@@ -236,6 +241,7 @@ class CudaDeviceOnStream final : public CudaDevice {
     require(in.columns == own.spec().columns && out_column + own.spec().rows <= out.columns, "linear: the matrices do not fit the weight");
     require(in.type == activation_for(own.spec().dtype), "linear: the input is not as activation_for() says");
     require(own.spec().num_roots() * num_rows <= out.capacity_rows, "linear: the output has no room for the roots");
+    if (own.plain() != nullptr) return cublas_->linear(launch(), rows_of(in), num_rows, own, bias, rows_of(out), out_column);
     cuda::linear(launch(), rows_of(in), num_rows, own, bias, rows_of(out), out_column);
   }
 
@@ -334,6 +340,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   int multiprocessors_ = 1;
   int compute_major_ = 0;
   int compute_minor_ = 0;
+  std::unique_ptr<CublasLinear> cublas_;  // --reduction fast
   cudaStream_t stream_ = nullptr;
   cudaEvent_t done_ = nullptr;
   Watch watch_;

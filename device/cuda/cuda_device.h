@@ -14,6 +14,7 @@ namespace lockstep::device::cuda {
 struct CudaOptions {
   int ordinal = 0;     // among the visible devices
   bool graphs = true;  // decode steps are recorded once for each batch size, and replayed
+  bool fast = false;   // --reduction fast: products of F16 and BF16 weights by cuBLASLt, for which the weights are kept twice
 };
 
 /// One GPU. Ops are launched on one stream of the device's own, and the host waits only where a result comes back to it.

@@ -217,10 +217,15 @@ void Runner::gather_logits(const StepPlan& plan, StepResult& result) {
   const Matrix& local = values_[graph_.logits];
   std::size_t num_wanted = 0;
   local_logits_.resize(plan.wanted.size() * local.columns);
-  for (std::size_t row = 0; row < plan.wanted.size(); ++row) {
-    if (plan.wanted[row] != RowWants::kLogits) continue;
-    device_.read_floats(local, row, 1, std::span(local_logits_).subspan(num_wanted * local.columns, local.columns));
-    ++num_wanted;
+  for (std::size_t row = 0; row < plan.wanted.size();) {
+    std::size_t end = row;  // of a run of wanted rows: one read each, for which a GPU is waited for
+    while (end < plan.wanted.size() && plan.wanted[end] == RowWants::kLogits) ++end;
+    if (end > row) {
+      const std::size_t count = end - row;
+      device_.read_floats(local, row, count, std::span(local_logits_).subspan(num_wanted * local.columns, count * local.columns));
+      num_wanted += count;
+    }
+    row = end + 1;
   }
   local_logits_.resize(num_wanted * local.columns);
   const std::size_t vocabulary = graph_.dims.vocabulary;

@@ -73,7 +73,7 @@ Value safe(Interpreter& in, const Value& subject, Bound&) { return make_string(i
 Value string(Interpreter& in, const Value& subject, Bound&) { return soft_text(in, subject); }
 
 Value to_integer(Interpreter&, const Value& subject, Bound& arguments) {
-  const Value otherwise = arguments.has(0) ? arguments.at(0) : Value(Integer{0});
+  Value otherwise = arguments.has(0) ? arguments.at(0) : Value(Integer{0});
   const Integer base = arguments.integer(1, 10);
   if (base != 0 && (base < 2 || base > 36)) raise("ValueError", "int() base must be >= 2 and <= 36, or 0");
   require_defined(subject);
@@ -172,7 +172,7 @@ Value word_count(Interpreter& in, const Value& subject, Bound&) {
 }
 
 Value truncate(Interpreter& in, const Value& subject, Bound& arguments) {
-  const Value text = soft_text(in, subject);
+  Value text = soft_text(in, subject);
   const String& string = *text.string();
   const Integer wanted = arguments.integer(0, 255);
   const bool kill_words = arguments.flag(1, false);

@@ -277,7 +277,8 @@ Value Interpreter::call(const Value& callee, Arguments& arguments) {
   require_defined(callee);
   if (!callee.object()) raise("TypeError", "'" + type_name(callee) + "' object is not callable");
   const Nesting nesting(*this);
-  const Value held = callee;  // the call may overwrite what holds it
+  // The call may overwrite what holds the callee.
+  const Value held = callee;  // NOLINT(performance-unnecessary-copy-initialization)
   return held.object()->call(*this, arguments);
 }
 

@@ -112,17 +112,17 @@ using Ids = std::unordered_map<std::string, TokenId>;
 std::vector<BytePairEncoder::Merge> merges_of(const GgufVocabulary& vocabulary, const Ids& ids) {
   std::vector<BytePairEncoder::Merge> merges;
   merges.reserve(vocabulary.merges.size());
+  const auto bad = [&](std::size_t i, const std::string& why) {
+    fail(vocabulary, "tokenizer.ggml.merges, element " + std::to_string(i) + " (\"" + vocabulary.merges[i] + "\"): " + why);
+  };
   for (std::size_t i = 0; i < vocabulary.merges.size(); ++i) {
     const std::string& merge = vocabulary.merges[i];
-    const auto bad = [&](const std::string& why) {
-      fail(vocabulary, "tokenizer.ggml.merges, element " + std::to_string(i) + " (\"" + merge + "\"): " + why);
-    };
     const std::size_t space = merge.find(' ', 1);
-    if (space == std::string::npos) bad("not two tokens with a space between them");
+    if (space == std::string::npos) bad(i, "not two tokens with a space between them");
     const auto left = ids.find(merge.substr(0, space));
     const auto right = ids.find(merge.substr(space + 1));
-    if (left == ids.end()) bad("the left side is no token");
-    if (right == ids.end()) bad("the right side is no token");
+    if (left == ids.end()) bad(i, "the left side is no token");
+    if (right == ids.end()) bad(i, "the right side is no token");
     const auto result = ids.find(left->first + right->first);
     if (result != ids.end()) merges.push_back({left->second, right->second, result->second});
   }

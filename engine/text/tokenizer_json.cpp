@@ -99,7 +99,7 @@ Ids read_model(const JsonPlace& model, bool byte_level, std::size_t limit, BpeTo
     model.fail("has neither a type nor merges; only BPE is supported");
   }
   refuse_rare_options(model);
-  const Ids ids = read_vocabulary(model.at("vocab"), limit, parts);
+  Ids ids = read_vocabulary(model.at("vocab"), limit, parts);
   if (ids.empty()) model.at("vocab").fail("is empty");
   BytePairEncoder::Rules rules;
   rules.symbols_are_bytes = byte_level;

@@ -13,7 +13,7 @@ void expand(const GgufArray& array, std::vector<Result>& values) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     Stored stored;
     std::memcpy(&stored, array.numbers.data() + i * sizeof stored, sizeof stored);
-    values[i] = static_cast<Result>(stored);
+    values[i] = Result{stored};
   }
 }
 

@@ -16,6 +16,7 @@
 #include "engine/io/batch_job.h"
 #include "engine/text/chat_template.h"
 #include "tests/support/session_run.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace lockstep {

@@ -1,7 +1,8 @@
-// A GGUF file, its metadata as a configuration and a vocabulary, and the bytes of its first tensors.
+// A GGUF file, its metadata as a configuration and a tokenizer, and the bytes of its first tensors.
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <utility>
 #include <vector>
 
 #include "engine/model/gguf_config.h"
@@ -18,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       file.tensors->read_rows(tensor, 0, tensor.rows(), 0, tensor.columns(), bytes);
     }
     try {
-      engine::vocabulary_from_gguf(file.metadata);
+      if (auto vocabulary = engine::vocabulary_from_gguf(file.metadata)) text::tokenizer_from_gguf(std::move(*vocabulary));
     } catch (const std::exception&) {
     }
     engine::spec_from_gguf(file);

@@ -1,13 +1,12 @@
 #include "launcher/cli.h"
 
-#include <cstdio>
-#include <fstream>
 #include <map>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "launcher/config_file.h"
+#include "tests/support/temporary_folder.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -128,12 +127,11 @@ TEST(CommandLine, EveryOptionMeansTheSameAsFlagAndInAFile) {
     if (!is_switch) by_flag.push_back(example.flag);
     const RunConfig from_flag = parse(by_flag).config;
 
-    const std::string path = testing::TempDir() + "lockstep_cli_test.toml";
-    std::ofstream(path) << option.key() << " = " << example.toml << "\n";
+    const test::TemporaryFolder folder;
+    const std::string path = folder.write("job.toml", option.key() + " = " + example.toml + "\n");
     Arguments by_file = without;
     by_file.insert(by_file.end(), {"--config", path});
     const RunConfig from_file = parse(by_file).config;
-    std::remove(path.c_str());
 
     EXPECT_EQ(from_flag, from_file);
     RunConfig defaults;
@@ -179,8 +177,8 @@ TEST(CommandLine, KeepsValuesAsTheyAre) {
 TEST(CommandLine, TheLastUseOfAFlagCounts) { EXPECT_EQ(parse({"inspect", "-m", "a", "-m", "b"}).config.model, "b"); }
 
 TEST(CommandLine, FlagsGoBeforeTheFileInAnyOrder) {
-  const std::string path = testing::TempDir() + "lockstep_cli_order.toml";
-  std::ofstream(path) << "model = 'file.gguf'\nmax-num-seqs = 5\nresume = true\n";
+  const test::TemporaryFolder folder;
+  const std::string path = folder.write("job.toml", "model = 'file.gguf'\nmax-num-seqs = 5\nresume = true\n");
   for (const Arguments& arguments : {Arguments{"batch", "-i", "i", "-o", "o", "--config", path, "-m", "flag.gguf", "--no-resume"},
                                      Arguments{"batch", "-i", "i", "-o", "o", "-m", "flag.gguf", "--no-resume", "--config", path}}) {
     const RunConfig config = parse(arguments).config;
@@ -188,7 +186,6 @@ TEST(CommandLine, FlagsGoBeforeTheFileInAnyOrder) {
     EXPECT_EQ(config.max_num_seqs, 5);
     EXPECT_FALSE(config.resume);
   }
-  std::remove(path.c_str());
 }
 
 TEST(CommandLine, NamesTheNearestFlag) {
@@ -261,6 +258,21 @@ TEST(ConfigFile, NamesFileLineAndKey) {
   EXPECT_EQ(file_refusal("[model]\n"), "job.toml:1: model: it must be a text, not a table");
   EXPECT_THAT(file_refusal("model = \n"), HasSubstr("job.toml:1: "));
   EXPECT_THAT(file_refusal("a = 1\na = 2\n"), HasSubstr("job.toml:2: "));
+}
+
+TEST(ConfigFile, RefusesWhatIsDeep) {
+  const auto repeated = [](std::size_t count, std::string_view piece) {
+    std::string text;
+    for (std::size_t i = 0; i < count; ++i) text += piece;
+    return text;
+  };
+  // The tree of tables that so many dots make takes more stack than there is when it goes.
+  EXPECT_EQ(file_refusal("threads = 1\n" + repeated(400'000, "a.") + "a = 1\n"), "job.toml:2: the line has more than 512 dots");
+  EXPECT_EQ(file_refusal("[" + repeated(513, "a.") + "a]\n"), "job.toml:1: the line has more than 512 dots");
+  EXPECT_THAT(file_refusal("stop = " + repeated(100'000, "[")), HasSubstr("job.toml:1: "));
+  // The deepest that gets by: every list and every line at its limit.
+  const std::string key = repeated(512, "a.") + "a = ";
+  EXPECT_THAT(file_refusal(repeated(7, key + "[\n{") + key + "1" + repeated(7, "}]")), HasSubstr("there is no such key"));
 }
 
 TEST(ConfigFile, AMissingFileIsNamed) {

@@ -15,13 +15,17 @@ struct Shape {
   std::size_t heads, group, offset, head_dim, block_size;
   DType cache;
   std::uint32_t window;
+  KvQuantisation quantised = KvQuantisation::kNone;
 
   std::size_t kv_heads() const { return (heads - 1 + offset) / group + 1; }
   std::size_t columns() const { return (heads + 2 * kv_heads()) * head_dim; }
   std::size_t half() const { return head_dim / 4; }  // about half of the dims are rotated
   std::string name() const {
     return std::to_string(heads) + " heads, group " + std::to_string(group) + ", head_dim " + std::to_string(head_dim) + ", block " +
-           std::to_string(block_size) + ", window " + std::to_string(window) + ", " + std::string(info(cache).name);
+           std::to_string(block_size) + ", window " + std::to_string(window) + ", " +
+           (quantised == KvQuantisation::kNone   ? std::string(info(cache).name)
+            : quantised == KvQuantisation::kInt8 ? "INT8"
+                                                 : "FP8");
   }
 };
 
@@ -179,7 +183,8 @@ inline Outputs run_on_cpu(const Scene& scene, Device& device) {
 inline Outputs run_on_gpu(const Scene& scene, Activation type, const Steps& steps) {
   const TestStream stream(steps.multiprocessors);
   const std::size_t columns = scene.shape.heads * scene.shape.head_dim;
-  const CudaKvCache cache({2, scene.num_blocks(), scene.shape.block_size, scene.shape.kv_heads(), scene.shape.head_dim, scene.shape.cache});
+  const CudaKvCache cache({2, scene.num_blocks(), scene.shape.block_size, scene.shape.kv_heads(), scene.shape.head_dim, scene.shape.cache,
+                           scene.shape.quantised});
   const auto layer_bytes = static_cast<std::size_t>(static_cast<std::byte*>(cache.layer(1)) - static_cast<std::byte*>(cache.layer(0)));
   check(cudaMemset(cache.layer(0), 0xFF, 2 * layer_bytes), "filling the cache");
   const DeviceMemory cosines = to_device(scene.cosines), sines = to_device(scene.sines);
@@ -210,15 +215,40 @@ inline Outputs run_on_gpu(const Scene& scene, Activation type, const Steps& step
   return outputs;
 }
 
+/// The e4m3 number that is nearest to x >= 0; of two, the one with an even code.
+inline float nearest_float8(float x) {
+  float best = 0.0f;
+  for (int code = 1; code < 127; ++code) {
+    const int exponent = code / 8, mantissa = code % 8;
+    const float value =
+        exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9) : std::ldexp(8.0f + static_cast<float>(mantissa), exponent - 10);
+    if (std::fabs(value - x) < std::fabs(best - x) || (std::fabs(value - x) == std::fabs(best - x) && code % 2 == 0)) best = value;
+  }
+  return best;
+}
+
+/// A key or value as it comes out of the cache.
+inline void pass_through_cache(const Shape& shape, float* x) {
+  float largest = 0;
+  for (std::size_t d = 0; d < shape.head_dim; ++d) largest = std::max(largest, std::fabs(x[d]));
+  if (largest == 0) return;
+  for (std::size_t d = 0; d < shape.head_dim; ++d) {
+    if (shape.quantised == KvQuantisation::kInt8) {
+      x[d] = std::nearbyint(x[d] * (127.0f / largest)) * (largest / 127.0f);
+    } else if (shape.quantised == KvQuantisation::kFloat8) {
+      x[d] = std::copysign(nearest_float8(std::fabs(x[d] * (448.0f / largest))), x[d]) * (largest / 448.0f);
+    } else {
+      x[d] = rounded(x[d], shape.cache == DType::kF16    ? Activation::kFloat16
+                           : shape.cache == DType::kBF16 ? Activation::kBFloat16
+                                                         : Activation::kFloat32);
+    }
+  }
+}
+
 /// Attention in double precision, straight from the formula, on queries, keys and values as they are rounded for `type`.
 inline Outputs attention_in_double(const Scene& scene, Activation type) {
   const Shape& shape = scene.shape;
   const std::size_t columns = shape.columns(), dim = shape.head_dim, half = shape.half();
-  const auto as_stored = [&](float x) {
-    if (shape.cache == DType::kF16) x = rounded(x, Activation::kFloat16);
-    if (shape.cache == DType::kBF16) x = rounded(x, Activation::kBFloat16);
-    return rounded(x, type);
-  };
   Outputs outputs;
   for (std::size_t s = 0; s < scene.lengths.size(); ++s) {
     std::vector<float> rows = scene.rows[s];
@@ -231,7 +261,8 @@ inline Outputs attention_in_double(const Scene& scene, Activation type) {
           x[i] = std::fma(a, cosine, -(b * sine));
           x[half + i] = std::fma(b, cosine, a * sine);
         }
-        for (std::size_t d = 0; d < dim; ++d) x[d] = head < shape.heads ? rounded(x[d], type) : as_stored(x[d]);
+        if (head >= shape.heads) pass_through_cache(shape, x);
+        for (std::size_t d = 0; d < dim; ++d) x[d] = rounded(x[d], type);
       }
       for (std::size_t head = 0; head < shape.heads; ++head) {
         const std::size_t kv = (head + shape.offset) / shape.group;

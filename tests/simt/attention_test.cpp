@@ -24,6 +24,18 @@ class CudaAttention : public ::testing::Test {
   }
 };
 
+float largest_difference(const Outputs& found, const Outputs& expected) {
+  float largest = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (found.at(i).size() != expected[i].size()) return INFINITY;
+    for (std::size_t at = 0; at < expected[i].size(); ++at) {
+      const float difference = std::fabs(found[i][at] - expected[i][at]);
+      largest = difference <= largest ? largest : difference;  // NaN is the largest
+    }
+  }
+  return largest;
+}
+
 TEST_F(CudaAttention, InFloat32HasTheBitsOfTheCpuDevice) {
   const auto cpu = make_cpu_device({1});
   for (const Shape& shape :
@@ -70,15 +82,7 @@ TEST_F(CudaAttention, In16BitsIsNearTheFormulaInDoublePrecision) {
       const Activation type = head_dim == 32 || group == 8 ? Activation::kFloat16 : Activation::kBFloat16;
       const float unit = type == Activation::kFloat16 ? 0x1p-11f : 0x1p-8f;
       const Outputs found = run_on_gpu(scene, type, {}), expected = attention_in_double(scene, type);
-      for (std::size_t i = 0; i < found.size(); ++i) {
-        ASSERT_EQ(found[i].size(), expected[i].size());
-        float largest = 0;
-        for (std::size_t at = 0; at < found[i].size(); ++at) {
-          const float difference = std::fabs(found[i][at] - expected[i][at]);
-          largest = difference <= largest ? largest : difference;  // NaN is the largest
-        }
-        EXPECT_LE(largest, 2 * unit) << shape.name();
-      }
+      EXPECT_LE(largest_difference(found, expected), 2 * unit) << shape.name();
     }
   }
 }
@@ -98,6 +102,15 @@ TEST_F(CudaAttention, In16BitsDependsOnlyOnTheSequence) {
   }
 }
 
+TEST_F(CudaAttention, ManySequencesOfUnevenLengthsDoNotMixUp) {
+  std::vector<std::size_t> lengths;
+  for (std::size_t i = 0; i < 40; ++i) lengths.push_back(i == 33 ? 150 : i * 7 % 30 + 1);
+  const Scene scene({2, 2, 0, 16, 16, DType::kBF16, 0}, lengths);
+  const Outputs expected = run_on_gpu(scene, Activation::kBFloat16, {.together = false});
+  expect_equal(run_on_gpu(scene, Activation::kBFloat16, {.pads = 3}), expected, "in one step");
+  expect_equal(run_on_gpu(scene, Activation::kBFloat16, {.prefill = 20, .chunk = 9}), expected, "in chunks");
+}
+
 TEST_F(CudaAttention, In16BitsIsTheSameUnderEverySchedule) {
   const Scene scene({4, 4, 0, 32, 16, DType::kBF16, 0}, {270, 40});
   for (const Activation type : kHalfTypes) {
@@ -107,6 +120,22 @@ TEST_F(CudaAttention, In16BitsIsTheSameUnderEverySchedule) {
       simt::config().schedule = schedule;
       simt::config().shuffle_blocks = true;
       expect_equal(run_on_gpu(scene, type, {.prefill = 268, .chunk = 1, .multiprocessors = kManyMultiprocessors}), expected, "");
+    }
+  }
+}
+
+TEST_F(CudaAttention, AQuantisedCacheGivesTheNumbersOfItsDefinitionAndTheSameBitsInEveryStep) {
+  for (const KvQuantisation quantised : {KvQuantisation::kFloat8, KvQuantisation::kInt8}) {
+    for (const std::size_t head_dim : {20, 64}) {
+      const Shape shape{4, 2, 0, head_dim, 32, DType::kF32, 0, quantised};
+      Scene scene(shape, {1, 150});
+      std::fill_n(scene.rows[0].begin() + static_cast<std::ptrdiff_t>(4 * head_dim), head_dim, 0.0f);  // a key of zeros
+      for (const Activation type : {Activation::kFloat32, Activation::kBFloat16}) {
+        const Outputs found = run_on_gpu(scene, type, {});
+        EXPECT_LE(largest_difference(found, attention_in_double(scene, type)), type == Activation::kFloat32 ? 5e-6f : 0x1p-7f);
+        expect_equal(run_on_gpu(scene, type, {.prefill = 145, .chunk = 1, .multiprocessors = kManyMultiprocessors}), found, shape.name());
+        expect_equal(run_on_gpu(scene, type, {.prefill = 40, .chunk = 70, .together = false}), found, shape.name());
+      }
     }
   }
 }

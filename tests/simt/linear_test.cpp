@@ -66,7 +66,7 @@ TEST_P(MmaLinearOfType, IsTheProductOfTheRoundedNumbersWithinTheBound) {
       const auto weight = load_cuda_weight(w.spec, w.reader());
       const std::vector<float> bias = reference::random_floats(rows, 3);
       for (const std::size_t tokens : {1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130}) {
-        if (columns == 1056 && tokens != 2 && tokens != 33) continue;
+        if (rows != 97 && tokens != 2 && tokens != 33) continue;  // all of them for one shape
         const std::vector<float> x = reference::random_floats(tokens * columns, 2, 2.0f);
         const Expected expected = expected_linear(w, x, tokens, bias);
         const std::string what = std::to_string(rows) + " x " + std::to_string(columns) + ", " + std::to_string(leaves) + " leaves, " +
@@ -192,8 +192,7 @@ TEST_P(MmaLinearOfType, NonFiniteActivationsSpoilNoOtherToken) {
 TEST_P(MmaLinearOfType, ALeafReadsNoColumnOfItsNeighbour) {
   const DType dtype = GetParam();
   const Gpu gpu;
-  // Leaves of 9 columns are read one by one, those of 40 in vectors, of which the last ones are behind the leaf's end.
-  for (const std::size_t unit : is_block_quantised(dtype) ? std::vector<std::size_t>{32} : std::vector<std::size_t>{9, 40}) {
+  for (const std::size_t unit : is_block_quantised(dtype) ? std::vector<std::size_t>{32} : std::vector<std::size_t>{9, 24}) {
     const StoredWeight w = reference::make_weight(dtype, 20, 3 * unit, reference::make_leaves(dtype, 3 * unit, 3, true), 43);
     const auto weight = load_cuda_weight(w.spec, w.reader());
     for (const std::size_t tokens : {2, 33}) {
@@ -202,7 +201,7 @@ TEST_P(MmaLinearOfType, ALeafReadsNoColumnOfItsNeighbour) {
         for (std::size_t k = unit; k < 2 * unit; ++k) x[token * 3 * unit + k] = std::nanf("");
       }
       const std::vector<float> out = run_linear(gpu, *weight, x, tokens);
-      for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / (tokens * 20) == 1) << unit << ": " << i;
+      for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / (tokens * 20) == 1) << unit << " columns, " << i;
     }
   }
 }

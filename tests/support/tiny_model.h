@@ -25,17 +25,4 @@ struct TinyModel {
 /// Writes it as a GGUF file; matrices as `dtype`, vectors fp32. The same model on every machine.
 void write_tiny_gguf(const std::filesystem::path& path, device::DType dtype, const TinyModel& model = {});
 
-/// A folder of its own below the system's temporary folder, removed with the object.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 }  // namespace lockstep::test

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(reduce_threads, 1)
       store_quad(reduction.values + at + i, tree_sum(program, stacks + threadIdx.x, blockDim.x, load), length - i, wide);
     }
   }
-  if (threadIdx.x == 0) view.epochs[blockIdx.x] = epoch;
+  if (threadIdx.x == 0 && begin < pieces.end) view.epochs[blockIdx.x] = epoch;
 }
 
 /// Two shots: each rank adds up its slice of every piece, then all take the finished slices. Two rounds a piece. Bytes: 8 r count within
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(reduce_threads, 1)
         store_quad(reduction.values + at + i, as_floats(load_16(finished + i)), length - i, wide);
     }
   }
-  if (threadIdx.x == 0) view.epochs[blockIdx.x] = epoch;
+  if (threadIdx.x == 0 && begin < pieces.end) view.epochs[blockIdx.x] = epoch;
 }
 
 /// Where the roots of one slice lie after NCCL has brought them.

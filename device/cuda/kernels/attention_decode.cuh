@@ -109,7 +109,7 @@ struct DecodeGroups {
 /// leave at once, so the grid may be that of a recording. Bytes: the keys and values that the tile sees, 4 head_dim a query, 2 head_dim an
 /// output, and what walk_units says for groups of 256 keys. Operations: 4 head_dim a row (16 rows, padded) and key.
 template <class Element, unsigned kDim, bool kAsync>
-__global__ void __launch_bounds__(kAttentionThreads) attention_decode(AttentionArguments arguments) {
+__global__ void __launch_bounds__(kAttentionThreads, 3) attention_decode(AttentionArguments arguments) {
   LOCKSTEP_DYNAMIC_SHARED(std::byte, shared);
   LOCKSTEP_SHARED(Blends, blends);
   const unsigned index = blockIdx.x / arguments.parts, part = blockIdx.x % arguments.parts;

@@ -23,6 +23,19 @@ __device__ inline void expand_16(uint4 raw, const Element* type, float* to) {
   }
 }
 
+/// A vector of 16 bytes of the cache: `scale` is for the 8-bit types.
+template <class Element>
+__device__ inline void expand_vector(uint4 raw, float scale, const Element* type, float* to) {
+  if constexpr (is_eight_bits<Element>) {
+    expand_four(raw.x, scale, type, to);
+    expand_four(raw.y, scale, type, to + 4);
+    expand_four(raw.z, scale, type, to + 8);
+    expand_four(raw.w, scale, type, to + 12);
+  } else {
+    expand_16(raw, type, to);
+  }
+}
+
 /// What stands in the dynamic shared memory of attention_exact, in floats.
 struct ExactLayout {
   unsigned row;  // of a key or value; odd, so that the same dim of all keys stands in different banks
@@ -72,8 +85,10 @@ struct ExactSpans {
       float values[kPerLoad] = {};
       if (key >= tile.keys.begin && key < tile.keys.end) {
         const std::byte* block = cache.keys(tile.block_table[key / cache.block_size], tile.kv_head) + offset;
-        expand_16(load_16(block + static_cast<std::size_t>(key % cache.block_size) * cache.vector_bytes + i % loads * 16),
-                  static_cast<const Element*>(nullptr), values);
+        const unsigned slot = key % cache.block_size;
+        const float scale = is_eight_bits<Element> ? cache.scales(block)[slot] : 1.0f;
+        expand_vector(load_16(block + static_cast<std::size_t>(slot) * cache.vector_bytes + i % loads * 16), scale,
+                      static_cast<const Element*>(nullptr), values);
       }
       float* to = shared + layout.vectors + i / loads * layout.row + dim;
 #pragma unroll

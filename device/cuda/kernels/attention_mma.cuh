@@ -55,19 +55,44 @@ __device__ inline void load_queries(const AttentionArguments& arguments, const T
   }
 }
 
-/// Eight elements of a vector of the cache, from `dim` on, in another type than they are stored in.
-template <class Element>
-__device__ inline uint4 convert_eight(const CacheView& cache, const std::byte* vector, unsigned dim) {
+/// Eight elements of a slot, from `dim` on, in another type than they are stored in. `vectors` is where the keys, or values, of the block
+/// are.
+template <class Element, class Stored>
+__device__ inline uint4 convert_eight(const CacheView& cache, const std::byte* vectors, unsigned slot, unsigned dim, const Stored* type) {
+  const std::byte* from = vectors + static_cast<std::size_t>(slot) * cache.vector_bytes + sizeof(Stored) * dim;
   float values[8] = {};
-  if (cache.type == CacheType::kFloat32) {
-    expand_16(load_16(vector + 4 * dim), static_cast<const float*>(nullptr), values);
-    if (4 * (dim + 4) < cache.vector_bytes) expand_16(load_16(vector + 4 * (dim + 4)), static_cast<const float*>(nullptr), values + 4);
-  } else if (cache.type == CacheType::kFloat16) {
-    expand_16(load_16(vector + 2 * dim), static_cast<const __half*>(nullptr), values);
+  if constexpr (is_eight_bits<Stored>) {
+    const uint2 raw = *reinterpret_cast<const uint2*>(from);
+    const float scale = cache.scales(vectors)[slot];
+    expand_four(raw.x, scale, type, values);
+    expand_four(raw.y, scale, type, values + 4);
   } else {
-    expand_16(load_16(vector + 2 * dim), static_cast<const __nv_bfloat16*>(nullptr), values);
+    expand_16(load_16(from), type, values);
+    if constexpr (sizeof(Stored) == 4) {
+      if (4 * (dim + 4) < cache.vector_bytes) expand_16(load_16(from + 16), type, values + 4);
+    }
   }
   return pack_eight<Element>(values);
+}
+
+/// Calls place(row, vectors, slot, valid) for the rows of a span that the thread has to load; chunk is that of the thread. A row that is
+/// not valid is of a key that no row of the tile sees.
+template <unsigned kDim, int kUnroll, class Place>
+__device__ inline void for_rows_of_span(const CacheView& cache, const Tile& tile, unsigned span, std::size_t offset, const Place& place) {
+  constexpr unsigned kChunks = kDim / 8, kRowsAtOnce = kAttentionThreads / kChunks;
+#pragma unroll kUnroll
+  for (unsigned first = 0; first < kSpan; first += 16) {  // a block of the cache has a multiple of 16 tokens
+    const unsigned first_key = span * kSpan + first, first_slot = first_key % cache.block_size;
+    const std::byte* vectors = cache.data;
+    if (first_key < tile.keys.end && first_key + 16 > tile.keys.begin) {
+      vectors = cache.keys(tile.block_table[first_key / cache.block_size], tile.kv_head) + offset;
+    }
+#pragma unroll
+    for (unsigned i = 0; i < 16; i += kRowsAtOnce) {
+      const unsigned row = i + threadIdx.x / kChunks, key = first_key + row;
+      place(first + row, vectors, first_slot + row, key >= tile.keys.begin && key < tile.keys.end);
+    }
+  }
 }
 
 /// The block begins to put the keys, or the values, of a span into shared memory: 64 rows. Zeros for what no row of the tile sees (those
@@ -75,29 +100,29 @@ __device__ inline uint4 convert_eight(const CacheView& cache, const std::byte* v
 /// waits.
 template <class Element, unsigned kDim, bool kAsync>
 __device__ inline void load_span(const CacheView& cache, const Tile& tile, unsigned span, std::size_t offset, Element* to) {
-  constexpr unsigned kChunks = kDim / 8, kRowsAtOnce = kAttentionThreads / kChunks;
-  const unsigned chunk = threadIdx.x % kChunks, dim = chunk * 8;
+  const unsigned chunk = threadIdx.x % (kDim / 8), dim = chunk * 8;
   if (chunk >= (cache.head_dim + 15) / 16 * 2) return;
-#pragma unroll
-  for (unsigned first = 0; first < kSpan; first += 16) {  // a block of the cache has a multiple of 16 tokens
-    const unsigned first_key = span * kSpan + first;
-    const std::byte* vectors = cache.data;
-    if (first_key < tile.keys.end && first_key + 16 > tile.keys.begin) {
-      vectors = cache.keys(tile.block_table[first_key / cache.block_size], tile.kv_head) + offset +
-                static_cast<std::size_t>(first_key % cache.block_size) * cache.vector_bytes;
-    }
-#pragma unroll
-    for (unsigned i = 0; i < 16; i += kRowsAtOnce) {
-      const unsigned row = i + threadIdx.x / kChunks, key = first_key + row;
-      const bool valid = key >= tile.keys.begin && key < tile.keys.end && dim < cache.head_dim;
-      const std::byte* vector = vectors + static_cast<std::size_t>(row) * cache.vector_bytes;
-      Element* place = to + swizzled<kDim>(first + row, chunk);
-      if constexpr (kAsync) {
-        cp_async_16_or_zero(place, vector + 2 * dim, valid);
-      } else {
-        store_16(place, valid ? convert_eight<Element>(cache, vector, dim) : make_uint4(0, 0, 0, 0));
-      }
-    }
+  const bool is_within = dim < cache.head_dim;
+  if constexpr (kAsync) {
+    for_rows_of_span<kDim, 4>(cache, tile, span, offset, [&](unsigned row, const std::byte* vectors, unsigned slot, bool valid) {
+      const std::byte* from = vectors + static_cast<std::size_t>(slot) * cache.vector_bytes + 2 * dim;
+      cp_async_16_or_zero(to + swizzled<kDim>(row, chunk), from, valid && is_within);
+    });
+    return;
+  }
+  const auto load_from = [&](auto* type) {
+    for_rows_of_span<kDim, 1>(cache, tile, span, offset, [&](unsigned row, const std::byte* vectors, unsigned slot, bool valid) {
+      uint4 eight = make_uint4(0, 0, 0, 0);
+      if (valid && is_within) eight = convert_eight<Element>(cache, vectors, slot, dim, type);
+      store_16(to + swizzled<kDim>(row, chunk), eight);
+    });
+  };
+  switch (cache.type) {
+    case CacheType::kFloat32: return load_from(static_cast<const float*>(nullptr));
+    case CacheType::kFloat16: return load_from(static_cast<const __half*>(nullptr));
+    case CacheType::kBFloat16: return load_from(static_cast<const __nv_bfloat16*>(nullptr));
+    case CacheType::kFloat8: return load_from(static_cast<const Float8*>(nullptr));
+    case CacheType::kInt8: return load_from(static_cast<const Int8*>(nullptr));
   }
 }
 

@@ -66,6 +66,33 @@ struct PrefillRows {
   }
 };
 
+/// Where the `index`-th tile of all sequences of the step is, for one KV head. Each warp looks for itself, 32 sequences at a time.
+struct TilePlace {
+  unsigned sequence;  // num_sequences: there is no such tile
+  unsigned first_row;
+};
+__device__ inline TilePlace find_place(const StepView& step, unsigned num_heads, unsigned index) {
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned first = 0; first < step.num_sequences; first += 32) {
+    const unsigned sequence = first + lane;
+    const unsigned rows = sequence < step.num_sequences ? step.sequences[sequence].num_tokens * num_heads : 0;
+    const unsigned tiles = (rows + kPrefillRows - 1) / kPrefillRows;
+    unsigned up_to = tiles;  // the tiles of lanes up to this one
+    for (unsigned apart = 1; apart < 32; apart *= 2) {
+      const unsigned below = __shfl_up_sync(0xFFFFFFFFu, up_to, apart);
+      if (lane >= apart) up_to += below;
+    }
+    const unsigned behind = __ballot_sync(0xFFFFFFFFu, up_to > index);
+    if (behind != 0) {
+      const int owner = __ffs(static_cast<int>(behind)) - 1;
+      const unsigned before = __shfl_sync(0xFFFFFFFFu, up_to - tiles, owner);
+      return {first + static_cast<unsigned>(owner), (index - before) * kPrefillRows};
+    }
+    index -= __shfl_sync(0xFFFFFFFFu, up_to, 31);
+  }
+  return {step.num_sequences, 0};
+}
+
 template <class Element>
 __device__ inline void write_pair(Element* out, bool both, bool aligned, float first, float second) {
   if (both && aligned) {
@@ -95,16 +122,18 @@ __device__ inline void write_rows(const AttentionArguments& arguments, const Til
   }
 }
 
-/// Grid (tiles of kPrefillRows rows, KV heads, sequences); a pad or a tile behind the sequence's last row leaves at once. Bytes: the keys
-/// and values that the tile sees, 4 head_dim a query, 2 head_dim an output. Operations: 4 head_dim a row and key of the spans that a warp
-/// sees.
+/// Grid (tiles of kPrefillRows rows of all sequences, KV heads); there may be more blocks than tiles. Bytes: the keys and values that the
+/// tile sees, 4 head_dim a query, 2 head_dim an output. Operations: 4 head_dim a row and key of the spans that a warp sees.
 template <class Element, unsigned kDim, bool kAsync>
 __global__ void __launch_bounds__(kAttentionThreads) attention_prefill(AttentionArguments arguments) {
   using Layout = PrefillLayout<kDim>;
   constexpr unsigned kStages = Layout::kStages;
   LOCKSTEP_DYNAMIC_SHARED(std::byte, shared);
-  const unsigned index = gridDim.x - 1 - blockIdx.x;  // those with the most keys first
-  const Tile tile = find_tile(arguments, blockIdx.z, blockIdx.y, index * kPrefillRows, kPrefillRows);
+  // The last tiles of a prompt have the most keys, so they go first.
+  const HeadRun heads = heads_of_kv_head(arguments.heads, blockIdx.y);
+  const TilePlace place = find_place(arguments.step, heads.count, gridDim.x - 1 - blockIdx.x);
+  if (place.sequence == arguments.step.num_sequences) return;
+  const Tile tile = find_tile(arguments, place.sequence, blockIdx.y, place.first_row, kPrefillRows);
   if (tile.num_rows == 0) return;
   Element* queries = reinterpret_cast<Element*>(shared + Layout::kQueries);
   Element* keys = reinterpret_cast<Element*>(shared + Layout::kKeys);

@@ -24,7 +24,7 @@ struct PrefillShape {
 /// Bytes: weights once for every 8 kTiles tokens, activations once for every 128 rows (all but the first time from L2: blocks that share
 /// weights are neighbours). Flops: 2 * rows * columns * tokens. Grid: (token tiles, groups of 4 panels), block: 128 threads.
 template <DType kType, int kTiles>
-__global__ void __launch_bounds__(128) linear_prefill_kernel(MmaLinear args) {
+__global__ void __launch_bounds__(128, 2) linear_prefill_kernel(MmaLinear args) {
   using Shape = PrefillShape<kType, kTiles>;
   LOCKSTEP_DYNAMIC_SHARED(unsigned char, shared);
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;

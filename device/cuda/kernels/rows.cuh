@@ -125,7 +125,7 @@ struct NormArguments {
   const float* weight;
   float eps;
   unsigned columns;
-  bool aligned;
+  std::uint64_t aligned;  // 0 or 1. As wide as a pointer: without padding no word happens to look like an address
 };
 
 /// What a block does to a row: x += delta (+ bias) where there is a delta, out = x / sqrt(mean(x^2) + eps) * weight.

@@ -14,6 +14,7 @@
 
 #include "engine/io/journal.h"
 #include "tests/engine/io/fakes.h"
+#include "tests/support/temporary_folder.h"
 
 namespace lockstep::engine {
 namespace {
@@ -23,7 +24,7 @@ using testing::HasSubstr;
 
 class BatchJobTest : public testing::Test {
  protected:
-  TempFolder folder_;
+  test::TemporaryFolder folder_;
   FakeTokenizer tokenizer_;
   BatchOptions options_;
   std::uint32_t order_ = 1;
@@ -31,16 +32,16 @@ class BatchJobTest : public testing::Test {
   std::function<void(const BatchProgress&)> progress_;
 
   BatchJobTest() {
-    options_.input_file = folder_.path / "in.jsonl";
-    options_.output_file = folder_.path / "out.jsonl";
+    options_.input_file = folder_.path() / "in.jsonl";
+    options_.output_file = folder_.path() / "out.jsonl";
     options_.start_time = 1700000000;
     options_.seed = 7;
     options_.max_in_flight = 8;
     options_.model_hash = "abc";
     options_.settings = {{"dtype", "float32"}};
   }
-  std::filesystem::path partial() const { return folder_.path / "out.jsonl.partial"; }
-  std::filesystem::path record() const { return folder_.path / "out.jsonl.run.json"; }
+  std::filesystem::path partial() const { return folder_.path() / "out.jsonl.partial"; }
+  std::filesystem::path record() const { return folder_.path() / "out.jsonl.run.json"; }
   std::string output() const { return read_file(options_.output_file); }
   void input(const std::string& text) { write_file(options_.input_file, text); }
 
@@ -238,7 +239,7 @@ TEST_F(BatchJobTest, ASecondUseOfACustomIdIsRefused) {
 
 TEST_F(BatchJobTest, FailuresGoToTheErrorFileIfThereIsOne) {
   input(kFive);
-  options_.error_file = folder_.path / "errors.jsonl";
+  options_.error_file = folder_.path() / "errors.jsonl";
   run();
   EXPECT_EQ(split_lines(output()).size(), 4u);
   EXPECT_EQ(split_lines(read_file(*options_.error_file)).size(), 1u);
@@ -277,23 +278,23 @@ TEST_F(BatchJobTest, PathsThatCollideAreRefused) {
   input(kFive);
   options_.output_file = options_.input_file;
   expect_usage_error("the output file is the same file as the input file");
-  options_.output_file = folder_.path / "sub" / ".." / "in.jsonl";
-  std::filesystem::create_directory(folder_.path / "sub");
+  options_.output_file = folder_.path() / "sub" / ".." / "in.jsonl";
+  std::filesystem::create_directory(folder_.path() / "sub");
   expect_usage_error("the output file is the same file as the input file");
-  options_.output_file = folder_.path / "out.jsonl";
-  options_.error_file = folder_.path / "out.jsonl.partial";
+  options_.output_file = folder_.path() / "out.jsonl";
+  options_.error_file = folder_.path() / "out.jsonl.partial";
   expect_usage_error("the error file is the same file as the journal");
-  options_.error_file = folder_.path / "out.jsonl.run.json.tmp";
+  options_.error_file = folder_.path() / "out.jsonl.run.json.tmp";
   expect_usage_error("out.jsonl.run.json.tmp: the temporary file is the same file as the error file");
   options_.error_file.reset();
-  options_.output_file = folder_.path / "nowhere" / "out.jsonl";
+  options_.output_file = folder_.path() / "nowhere" / "out.jsonl";
   expect_usage_error("the folder of the output file does not exist");
   options_.output_file = "/dev/null";
   expect_usage_error("must be an ordinary file");
-  options_.output_file = folder_.path / "out.jsonl";
-  options_.input_file = folder_.path / "absent.jsonl";
+  options_.output_file = folder_.path() / "out.jsonl";
+  options_.input_file = folder_.path() / "absent.jsonl";
   expect_usage_error("the input file does not exist");
-  EXPECT_EQ(read_file(folder_.path / "in.jsonl"), kFive);
+  EXPECT_EQ(read_file(folder_.path() / "in.jsonl"), kFive);
 }
 
 TEST_F(BatchJobTest, ASecondJobOnTheSameOutputIsRefused) {
@@ -429,7 +430,7 @@ TEST_F(ResumeTest, RefusedLinesCountAsDoneUnlessErrorsAreRetried) {
 }
 
 TEST_F(ResumeTest, RetriesFindFailuresThatWereInTheErrorFile) {
-  options_.error_file = folder_.path / "errors.jsonl";
+  options_.error_file = folder_.path() / "errors.jsonl";
   input("{\"prompt\": \"fails!\"}\n{\"prompt\": \"b\"}\n");
   EXPECT_EQ(run().failed, 1u);
   options_.retry_errors = true;
@@ -516,7 +517,7 @@ TEST_F(BatchJobTest, AFullDiskIsAClearErrorAndTheJournalStaysUsable) {
 }
 
 TEST_F(BatchJobTest, APipeIsAnswered) {
-  const std::filesystem::path pipe = folder_.path / "pipe";
+  const std::filesystem::path pipe = folder_.path() / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   const pid_t child = ::fork();
   if (child == 0) {

@@ -13,8 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include <unistd.h>
-
 #include "engine/io/stable_hash.h"
 #include "engine/runtime/engine.h"
 #include "engine/text/chat_template.h"
@@ -136,17 +134,6 @@ inline std::string fake_template(const nlohmann::ordered_json& variables, std::i
   }
   return text + (variables.at("add_generation_prompt").get<bool>() ? "[assistant]" : "");
 }
-
-/// A folder that goes away with the object.
-struct TempFolder {
-  std::filesystem::path path;
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "lockstep_io_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    path = name;
-  }
-  ~TempFolder() { std::filesystem::remove_all(path); }
-};
 
 inline std::string read_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);

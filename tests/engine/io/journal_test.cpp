@@ -8,16 +8,17 @@
 
 #include "engine/io/usage_error.h"
 #include "tests/engine/io/fakes.h"
+#include "tests/support/temporary_folder.h"
 
 namespace lockstep::engine {
 namespace {
 
 class JournalTest : public testing::Test {
  protected:
-  TempFolder folder_;
-  const std::filesystem::path path_ = folder_.path / "out.partial";
-  const std::filesystem::path output_ = folder_.path / "out";
-  const std::filesystem::path errors_ = folder_.path / "errors";
+  test::TemporaryFolder folder_;
+  const std::filesystem::path path_ = folder_.path() / "out.partial";
+  const std::filesystem::path output_ = folder_.path() / "out";
+  const std::filesystem::path errors_ = folder_.path() / "errors";
 
   static AnswerKey key(std::uint64_t number) { return {number, mix_bits(number)}; }
   static Answer good(std::uint64_t number) {
@@ -104,7 +105,7 @@ TEST_F(JournalTest, InCompletionOrderTheJournalIsTheOutput) {
 TEST_F(JournalTest, FinishingCanBeTriedAgain) {
   Journal journal(path_);
   journal.append(key(1), good(1));
-  EXPECT_THROW(journal.finish(folder_.path / "nowhere" / "out", std::nullopt, true), std::runtime_error);
+  EXPECT_THROW(journal.finish(folder_.path() / "nowhere" / "out", std::nullopt, true), std::runtime_error);
   journal.finish(output_, std::nullopt, true);
   EXPECT_EQ(read_file(output_), good(1).line + "\n");
 }

@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/temporary_folder.h"
+
 namespace lockstep::engine {
 namespace {
 
@@ -18,8 +20,8 @@ struct Read {
 
 class LineReaderTest : public testing::Test {
  protected:
-  std::filesystem::path path_ = std::filesystem::path(testing::TempDir()) / ("lines_" + std::to_string(::getpid()) + ".jsonl");
-  ~LineReaderTest() override { std::filesystem::remove(path_); }
+  test::TemporaryFolder folder_;
+  const std::filesystem::path path_ = folder_.path() / "lines.jsonl";
 
   std::vector<Read> read(const std::string& content, std::size_t max_line_bytes = 1000) {
     std::ofstream(path_, std::ios::binary) << content;
@@ -102,7 +104,7 @@ TEST_F(LineReaderTest, AFileThatIsNotThereIsNamed) {
   } catch (const std::runtime_error& error) {
     EXPECT_STREQ(error.what(), "/nonexistent/requests.jsonl: can not be opened: No such file or directory");
   }
-  EXPECT_THROW(LineReader(testing::TempDir(), 10), std::runtime_error);
+  EXPECT_THROW(LineReader(folder_.path(), 10), std::runtime_error);
 }
 
 TEST(HashSetTest, TellsFirstFromSecondUse) {

@@ -12,6 +12,7 @@
 #include "device/cpu/cpu_device.h"
 #include "engine/weights/loader.h"
 #include "tests/support/session_run.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace lockstep {
