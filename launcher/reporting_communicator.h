@@ -20,6 +20,10 @@ class ReportingCommunicator final : public comm::Communicator {
   int size() const override { return inside_->size(); }
   std::string_view name() const override { return inside_->name(); }
   void all_reduce(const comm::TreeSum& tree, float* values, std::size_t count) override { inside_->all_reduce(tree, values, count); }
+  void all_reduce_add_norm(device::Device& device, const comm::TreeSum& tree, const device::Matrix& partial, std::size_t num_rows,
+                           const comm::ResidualNorm& then) override {
+    inside_->all_reduce_add_norm(device, tree, partial, num_rows, then);
+  }
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank) override {
     inside_->all_gather(mine, all, bytes_per_rank);
   }

@@ -92,6 +92,13 @@ is_healthy() {  # the filter names tests, and they pass without the bug
   [ "${healthy[$program:$filter]}" = yes ]
 }
 
+# Stops at the first failure. The second command keeps the shell from becoming the program, whose end by a signal it would announce.
+run() (
+  cd "$build/tests" || exit 1
+  timeout "$limit" "$scratch/$name/$program" --gtest_filter="$filter" --gtest_break_on_failure --gtest_catch_exceptions=0
+  exit $?
+)
+
 mkdir -p "$scratch"
 mapfile -t lines < <(grep -v -e '^[[:space:]]*#' -e '^[[:space:]]*$' "$table")
 programs=()
@@ -110,8 +117,7 @@ for line in "${lines[@]}"; do
   if ! is_healthy; then
     why="$program --gtest_filter=$filter fails without the bug, or has no tests"
   elif seed && compile && link; then
-    (cd "$build/tests" && timeout "$limit" "$scratch/$name/$program" --gtest_filter="$filter" --gtest_break_on_failure --gtest_catch_exceptions=0) \
-      >"$scratch/$name/run.log" 2>&1 && why="not found"
+    run >"$scratch/$name/run.log" 2>&1 && why="not found"
   fi
   if [ -z "$why" ]; then
     found=$((found + 1))

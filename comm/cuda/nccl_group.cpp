@@ -83,7 +83,9 @@ void NcclGroup::settle(const char* what, ncclResult_t result) {
 }
 
 void NcclGroup::abort() noexcept {
-  const std::unique_lock lock(mutex_, patience);  // not locked: the user's thread hangs in NCCL, and only this gets it out
+  std::unique_lock lock(mutex_, std::defer_lock);
+  const auto start = Clock::now();  // not locked in the end: the user's thread hangs in NCCL, and only this gets it out
+  while (!lock.try_lock() && Clock::now() - start < patience) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (handle_ == nullptr) return;
   ncclCommAbort(std::exchange(handle_, nullptr));
 }
@@ -91,7 +93,7 @@ void NcclGroup::abort() noexcept {
 bool NcclGroup::wait_for_end(std::chrono::milliseconds time) {
   const auto start = Clock::now();
   while (true) {
-    if (const std::unique_lock lock(mutex_, std::chrono::milliseconds(10)); lock && handle_ == nullptr) return true;
+    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock && handle_ == nullptr) return true;
     if (Clock::now() - start >= time) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

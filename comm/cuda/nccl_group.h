@@ -44,7 +44,7 @@ class NcclGroup {
 
   Communicator& host_;
   const std::chrono::milliseconds deadline_;
-  std::timed_mutex mutex_;  // of the handle
+  std::mutex mutex_;  // of the handle
   ncclComm_t handle_ = nullptr;
   void* registration_ = nullptr;
 };

@@ -12,6 +12,8 @@
 namespace lockstep::device::cuda {
 namespace {
 
+constexpr std::size_t kSharedLimit = 163 * 1024;  // of a block on sm_80, the smallest
+
 constexpr unsigned divide_up(std::size_t n, std::size_t by) { return static_cast<unsigned>((n + by - 1) / by); }
 
 void require(bool holds, const CudaWeight& weight, const char* what) {
@@ -21,6 +23,7 @@ void require(bool holds, const CudaWeight& weight, const char* what) {
 template <DType kType, int kTiles>
 void launch_decode(const Launch& launch_on, const MmaLinear& args, std::uint32_t levels) {
   using Shape = DecodeShape<kType, kTiles>;
+  static_assert(Shape::shared_bytes(kMaxLevels) <= kSharedLimit);
   const dim3 grid(divide_up(args.num_tokens, Shape::kTokens), divide_up(args.num_rows, kPanelRows));
   check(launch(linear_decode_kernel<kType, kTiles>, grid, dim3(32 * Shape::kWarps), Shape::shared_bytes(levels), launch_on.stream, args),
         "launching a matrix product for few tokens");
@@ -29,6 +32,7 @@ void launch_decode(const Launch& launch_on, const MmaLinear& args, std::uint32_t
 template <DType kType, int kTiles>
 void launch_prefill(const Launch& launch_on, const MmaLinear& args, std::uint32_t levels) {
   using Shape = PrefillShape<kType, kTiles>;
+  static_assert(Shape::shared_bytes(kTiles > 4 ? 0 : kMaxLevels) <= kSharedLimit);
   const dim3 grid(divide_up(args.num_tokens, Shape::kTokens), divide_up(args.num_rows, Shape::kRows));
   check(launch(linear_prefill_kernel<kType, kTiles>, grid, dim3(Shape::kThreads), Shape::shared_bytes(levels), launch_on.stream, args),
         "launching a matrix product for many tokens");
@@ -50,6 +54,7 @@ void launch_mma(const Launch& on, const MmaLinear& args, std::uint32_t levels) {
 template <unsigned kPanels, unsigned kRows, unsigned kTokens, unsigned kTokenThreads>
 void launch_exact(const Launch& on, const ExactLinear& args, std::uint32_t levels) {
   using Shape = ExactShape<kPanels, kRows, kTokens, kTokenThreads>;
+  static_assert(Shape::shared_bytes(kMaxLevels) <= kSharedLimit);
   const dim3 grid(divide_up(args.num_tokens, Shape::kTileTokens), divide_up(args.num_rows, kPanels * kPanelRows));
   check(launch(linear_exact_kernel<kPanels, kRows, kTokens, kTokenThreads>, grid, dim3(Shape::kThreads), Shape::shared_bytes(levels),
                on.stream, args),

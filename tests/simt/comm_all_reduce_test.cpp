@@ -20,6 +20,7 @@ const std::vector<std::string> all_transports = {"one_shot", "two_shot", "nccl_g
 class GpuConformance : public testing::Test {
  public:
   GpuConformance(std::string transport, int size, Body body) : transport_(std::move(transport)), size_(size), body_(std::move(body)) {}
+  void SetUp() override { reset_emulator(); }
   void TearDown() override { simt::reset(); }
   void TestBody() override {
     const TableFile table("0 " + transport_ + "\n");
@@ -37,12 +38,6 @@ class GpuConformance : public testing::Test {
   int size_;
   Body body_;
 };
-
-#if defined(__SANITIZE_THREAD__)
-constexpr bool is_slow = true;  // a hundred times
-#else
-constexpr bool is_slow = false;
-#endif
 
 const bool registered = [] {
   std::vector<conformance::Case> cases = conformance::cases();
@@ -108,6 +103,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 class GpuAllReduce : public testing::Test {
  protected:
+  void SetUp() override { reset_emulator(); }
   void TearDown() override { simt::reset(); }
 };
 

@@ -20,7 +20,10 @@ const std::vector<std::string> all_transports = {"one_shot", "two_shot", "nccl_g
 /// Streams are lazy: the kernels of a rank run while it waits, as on a GPU, not within the call.
 class GpuFailure : public testing::Test {
  protected:
-  void SetUp() override { simt::config().stream_order = simt::StreamOrder::kLazy; }
+  void SetUp() override {
+    reset_emulator();
+    simt::config().stream_order = simt::StreamOrder::kLazy;
+  }
   void TearDown() override { simt::reset(); }
 };
 
@@ -77,7 +80,7 @@ Outcomes play(const Scene& scene, const LastRank& last) {
         } catch (const CommError& thrown) {
           error = thrown.what();
         }
-        const bool in_time = Clock::now() - start < milliseconds(2500);
+        const bool in_time = Clock::now() - start < milliseconds(is_slow ? 20000 : 2500);
         for (int again = 0; again < 2; ++again) {
           conformance::require(conformance::error_of(sum) == error, "a later call throws another reason than \"" + error + "\"");
           conformance::require(conformance::error_of([&] { gpu.communicator.check(); }) == error, "a later check throws another reason");
@@ -88,14 +91,16 @@ Outcomes play(const Scene& scene, const LastRank& last) {
 }
 
 TEST_F(GpuFailure, APeerThatNeverArrivesIsNamedAtTheDeadline) {
-  for (const Scene& scene : {Scene{"one_shot", true, milliseconds(800), false}, Scene{"two_shot", false, milliseconds(800), false},
-                             Scene{"nccl_gather", false, milliseconds(800), false}, Scene{"nccl_slices", true, milliseconds(800), false}}) {
+  const milliseconds deadline(is_slow ? 6000 : 800);
+  for (const Scene& scene : {Scene{"one_shot", true, deadline, false}, Scene{"two_shot", false, deadline, false},
+                             Scene{"nccl_gather", false, deadline, false}, Scene{"nccl_slices", true, deadline, false}}) {
     const std::size_t used = used_memory();
-    const Outcomes outcomes = play(scene, [](GpuRank&) { std::this_thread::sleep_for(milliseconds(1600)); });
+    const Outcomes outcomes = play(scene, [&](GpuRank&) { std::this_thread::sleep_for(2 * deadline); });
     const std::string late = scene.transport.starts_with("nccl") ? "rank (unknown) is late" : "rank 2 is late";
     for (const std::string& outcome : outcomes) {
       EXPECT_THAT(outcome, HasSubstr("in time: " + late)) << scene.transport;
-      EXPECT_THAT(outcome, HasSubstr("800 ms, which is the deadline, at step 7, node n06 linear")) << scene.transport;
+      EXPECT_THAT(outcome, HasSubstr(std::to_string(deadline.count()) + " ms, which is the deadline, at step 7, node n06 linear"))
+          << scene.transport;
     }
     EXPECT_EQ(used_memory(), used) << scene.transport;
   }
@@ -179,8 +184,7 @@ TEST_F(GpuFailure, AFailureOfOneRankInACollectiveIsAnErrorOnAll) {
         });
     for (const std::string& outcome : outcomes) EXPECT_THAT(outcome, HasSubstr(each.says)) << each.function;
     EXPECT_EQ(used_memory(), used) << each.function;
-    simt::reset();
-    simt::config().stream_order = simt::StreamOrder::kLazy;
+    SetUp();
   }
 }
 
@@ -217,7 +221,7 @@ TEST_P(GpuConstruction, AFailingCallIsAnErrorOnEveryRankWithoutALeak) {
     std::atomic<int> made = 0;
     const Outcomes outcomes = run_gpus(
         3, [&](int) { return gpu_options(table.path()); }, conformance::small_options(), [&](GpuRank&) { ++made; });
-    simt::reset();
+    SetUp();
     EXPECT_EQ(used_memory(), used) << "call " << call;
     EXPECT_LT(Clock::now() - start, milliseconds(5000));
     if (made == 3) break;

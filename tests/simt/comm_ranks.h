@@ -20,6 +20,19 @@
 /// Threads as ranks with an emulated GPU each.
 namespace lockstep::comm {
 
+/// The thread sanitizer makes kernels a hundred times slower, and has room for some thousand threads: fewer blocks, then.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool is_slow = true;
+#else
+constexpr bool is_slow = false;
+#endif
+
+/// Every test begins with this.
+inline void reset_emulator() {
+  simt::reset();
+  if (is_slow) simt::config().multiprocessors = 2;
+}
+
 /// A stream of the current device, destroyed with the object.
 class TestStream {
  public:

@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/gpu/contract_run.h"
-#include "tests/support/temporary_folder.h"
 #include "tests/simt/simt.h"
+#include "tests/support/temporary_folder.h"
 
 namespace lockstep {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "comm/threads.h"
 #include "tests/simt/gpu_session.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace lockstep {

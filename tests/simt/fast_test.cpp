@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/simt/gpu_session.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace lockstep {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/launcher/process.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace lockstep {

@@ -75,11 +75,14 @@ __device__ inline uint4 convert_eight(const CacheView& cache, const std::byte* v
   return pack_eight<Element>(values);
 }
 
-/// Calls place(row, vectors, slot, valid) for the rows of a span that the thread has to load; chunk is that of the thread. A row that is
-/// not valid is of a key that no row of the tile sees.
-template <unsigned kDim, int kUnroll, class Place>
-__device__ inline void for_rows_of_span(const CacheView& cache, const Tile& tile, unsigned span, std::size_t offset, const Place& place) {
+/// Calls load(place, vectors, slot, dim, valid) for each 8 elements of a span that the thread has to load into `to`. Not valid: of a key
+/// that no row of the tile sees, or behind head_dim.
+template <class Element, unsigned kDim, int kUnroll, class Load>
+__device__ inline void for_places_of_span(const CacheView& cache, const Tile& tile, unsigned span, std::size_t offset, Element* to,
+                                          const Load& load) {
   constexpr unsigned kChunks = kDim / 8, kRowsAtOnce = kAttentionThreads / kChunks;
+  const unsigned chunk = threadIdx.x % kChunks, dim = chunk * 8;
+  if (chunk >= (cache.head_dim + 15) / 16 * 2) return;
 #pragma unroll kUnroll
   for (unsigned first = 0; first < kSpan; first += 16) {  // a block of the cache has a multiple of 16 tokens
     const unsigned first_key = span * kSpan + first, first_slot = first_key % cache.block_size;
@@ -90,7 +93,8 @@ __device__ inline void for_rows_of_span(const CacheView& cache, const Tile& tile
 #pragma unroll
     for (unsigned i = 0; i < 16; i += kRowsAtOnce) {
       const unsigned row = i + threadIdx.x / kChunks, key = first_key + row;
-      place(first + row, vectors, first_slot + row, key >= tile.keys.begin && key < tile.keys.end);
+      const bool valid = key >= tile.keys.begin && key < tile.keys.end && dim < cache.head_dim;
+      load(to + swizzled<kDim>(first + row, chunk), vectors, first_slot + row, dim, valid);
     }
   }
 }
@@ -100,29 +104,26 @@ __device__ inline void for_rows_of_span(const CacheView& cache, const Tile& tile
 /// waits.
 template <class Element, unsigned kDim, bool kAsync>
 __device__ inline void load_span(const CacheView& cache, const Tile& tile, unsigned span, std::size_t offset, Element* to) {
-  const unsigned chunk = threadIdx.x % (kDim / 8), dim = chunk * 8;
-  if (chunk >= (cache.head_dim + 15) / 16 * 2) return;
-  const bool is_within = dim < cache.head_dim;
   if constexpr (kAsync) {
-    for_rows_of_span<kDim, 4>(cache, tile, span, offset, [&](unsigned row, const std::byte* vectors, unsigned slot, bool valid) {
-      const std::byte* from = vectors + static_cast<std::size_t>(slot) * cache.vector_bytes + 2 * dim;
-      cp_async_16_or_zero(to + swizzled<kDim>(row, chunk), from, valid && is_within);
-    });
-    return;
-  }
-  const auto load_from = [&](auto* type) {
-    for_rows_of_span<kDim, 1>(cache, tile, span, offset, [&](unsigned row, const std::byte* vectors, unsigned slot, bool valid) {
-      uint4 eight = make_uint4(0, 0, 0, 0);
-      if (valid && is_within) eight = convert_eight<Element>(cache, vectors, slot, dim, type);
-      store_16(to + swizzled<kDim>(row, chunk), eight);
-    });
-  };
-  switch (cache.type) {
-    case CacheType::kFloat32: return load_from(static_cast<const float*>(nullptr));
-    case CacheType::kFloat16: return load_from(static_cast<const __half*>(nullptr));
-    case CacheType::kBFloat16: return load_from(static_cast<const __nv_bfloat16*>(nullptr));
-    case CacheType::kFloat8: return load_from(static_cast<const Float8*>(nullptr));
-    case CacheType::kInt8: return load_from(static_cast<const Int8*>(nullptr));
+    const auto copy = [&](Element* place, const std::byte* vectors, unsigned slot, unsigned dim, bool valid) {
+      const std::byte* vector = vectors + static_cast<std::size_t>(slot) * cache.vector_bytes;
+      cp_async_16_or_zero(place, vector + 2 * dim, valid);
+    };
+    for_places_of_span<Element, kDim, 4>(cache, tile, span, offset, to, copy);
+  } else {
+    const auto load_from = [&](auto* type) {
+      const auto expand = [&](Element* place, const std::byte* vectors, unsigned slot, unsigned dim, bool valid) {
+        store_16(place, valid ? convert_eight<Element>(cache, vectors, slot, dim, type) : make_uint4(0, 0, 0, 0));
+      };
+      for_places_of_span<Element, kDim, 1>(cache, tile, span, offset, to, expand);
+    };
+    switch (cache.type) {
+      case CacheType::kFloat32: return load_from(static_cast<const float*>(nullptr));
+      case CacheType::kFloat16: return load_from(static_cast<const __half*>(nullptr));
+      case CacheType::kBFloat16: return load_from(static_cast<const __nv_bfloat16*>(nullptr));
+      case CacheType::kFloat8: return load_from(static_cast<const Float8*>(nullptr));
+      case CacheType::kInt8: return load_from(static_cast<const Int8*>(nullptr));
+    }
   }
 }
 

@@ -144,6 +144,7 @@ __device__ inline void merge_states(const States& into, unsigned rows, unsigned 
   __syncthreads();
   if (threadIdx.x < rows) {
     const unsigned row = threadIdx.x;
+#pragma unroll 4  // the loads of several states are under way at once
     for (unsigned i = 0; i < count; ++i) {
       const States next = state(i);
       blends[i][row] = merge_row<Exp>(into.m(row), into.l(row), next.m(row), next.l(row));
@@ -153,6 +154,7 @@ __device__ inline void merge_states(const States& into, unsigned rows, unsigned 
   for (unsigned i = 4 * threadIdx.x; i < rows * into.stride; i += 4 * kAttentionThreads) {
     const unsigned row = i / into.stride, dim = i % into.stride;
     float4 sum = *reinterpret_cast<const float4*>(&into.o(row, dim));
+#pragma unroll 8
     for (unsigned n = 0; n < count; ++n) {
       const Blend blend = blends[n][row];
       const float4 next = *reinterpret_cast<const float4*>(&state(n).o(row, dim));

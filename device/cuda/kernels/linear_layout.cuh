@@ -38,7 +38,9 @@ struct Slice {
   std::uint32_t flags = 0;
 };
 
-__host__ __device__ constexpr bool is_block_quantised(DType type) { return type == DType::kQ8_0 || type == DType::kQ4_0 || type == DType::kQ4_1; }
+__host__ __device__ constexpr bool is_block_quantised(DType type) {
+  return type == DType::kQ8_0 || type == DType::kQ4_0 || type == DType::kQ4_1;
+}
 
 __host__ __device__ constexpr unsigned unit_quant_bytes(DType type) {
   constexpr unsigned kElements = kPanelRows * kUnitColumns;
