@@ -107,7 +107,7 @@ if step build 360 "${build[@]}"; then
   tests contract 120 gpu_contract_test
 
   model=${GPU_CHECK_MODEL:-$out/model.gguf}
-  sizes=(--input-len 512 --output-len 128 --num-prompts 64 --max-num-batched-tokens 2048 --max-prefill-chunk 2048)
+  sizes=(--input-len 2048 --output-len 128 --num-prompts 64 --max-num-batched-tokens 2048 --max-prefill-chunk 2048)
   [ "$emulated" = 0 ] || sizes=(--input-len 8 --output-len 4 --num-prompts 2 --iterations 1 --warmup 0 --kv-cache-memory 16M)
   [ "$emulated" = 0 ] || model=${GPU_CHECK_MODEL:-tests/data/models/llama-gqa-bf16}
   made=0

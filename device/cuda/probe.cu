@@ -71,6 +71,9 @@ struct Square {
   std::unique_ptr<CudaWeight> weight;
   DeviceMemory in, out;
 
+  /// The weight is there twice: packed, and as it is.
+  static std::size_t bytes(std::size_t n) { return n * n * (2 + 2 + 2 + 4); }
+
   explicit Square(std::size_t n) : size(n), in(n * n * 2, "a speed probe"), out(n * n * 4, "a speed probe") {
     std::vector<std::uint16_t> row(n);
     for (std::size_t i = 0; i < n; ++i) row[i] = float_to_bfloat16(static_cast<float>((i * 7919 + i / 7) % 257) / 128.0f - 1.0f);
@@ -112,7 +115,8 @@ double measure_tensor_flops(CudaDevice& device) {
       products.linear({device.stream(), device.num_multiprocessors()}, {square.in.data(), n, n, Activation::kBFloat16}, n, *square.weight,
                       nullptr, {square.out.data(), n, n, Activation::kFloat32}, 0);
     };
-    if (n < kMostProduct && watch.warm_time(device, multiply) < kLongPass) continue;
+    const bool larger_fits = Square::bytes(2 * n) <= device.free_bytes() / 2;
+    if (n < kMostProduct && larger_fits && watch.warm_time(device, multiply) < kLongPass) continue;
     return 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n) / watch.best(device, multiply);
   }
 }
