@@ -67,14 +67,13 @@ class Stopwatch {
 
 /// A square bf16 product: weight, activations, result. The numbers are spread as those of a model: power, and so the clock, depends on it.
 struct Square {
-  std::size_t size;
   std::unique_ptr<CudaWeight> weight;
   DeviceMemory in, out;
 
   /// The weight is there twice: packed, and as it is.
   static std::size_t bytes(std::size_t n) { return n * n * (2 + 2 + 2 + 4); }
 
-  explicit Square(std::size_t n) : size(n), in(n * n * 2, "a speed probe"), out(n * n * 4, "a speed probe") {
+  explicit Square(std::size_t n) : in(n * n * 2, "a speed probe"), out(n * n * 4, "a speed probe") {
     std::vector<std::uint16_t> row(n);
     for (std::size_t i = 0; i < n; ++i) row[i] = float_to_bfloat16(static_cast<float>((i * 7919 + i / 7) % 257) / 128.0f - 1.0f);
     const auto read = [&](std::size_t, std::size_t count, std::span<std::byte> to) {
