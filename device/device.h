@@ -187,8 +187,6 @@ class Device {
   /// of `walk`, for steps that have the same shape; so `walk` must do the same for every step with these StepRows and host code in it must
   /// not matter.
   virtual void run_step(const std::function<void()>& walk) { walk(); }
-  /// There will be no more steps: recordings go, which hold on to memory and collectives that are to go next.
-  virtual void end_steps() {}
 
   // Ops. Those that take no number of rows work on the tokens, or on the logit rows, of the step.
 

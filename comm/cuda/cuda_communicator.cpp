@@ -328,6 +328,10 @@ void Member::guarded(const Call& call) {
   }
   try {
     call();
+  } catch (const CommError& error) {  // several ranks may find something at the same time
+    abort(error.what());
+    stop_operations();
+    throw_first_reason();
   } catch (const std::exception& error) {
     abort(error.what());
     stop_operations();

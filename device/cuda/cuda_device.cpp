@@ -212,8 +212,6 @@ class CudaDeviceOnStream final : public CudaDevice {
     check(cudaGraphLaunch(found->second.get(), stream_), "launching a recorded step");
   }
 
-  void end_steps() override { graphs_.clear(); }
-
   void embed(const Weight* table, std::int32_t first_id, const Matrix& out) override {
     cuda::embed(launch(), static_cast<const CudaWeight*>(table), first_id, step(), rows_of(out));
   }

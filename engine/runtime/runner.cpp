@@ -81,7 +81,7 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
   allocate_values();
 }
 
-Runner::~Runner() { device_.end_steps(); }
+Runner::~Runner() = default;
 
 void Runner::allocate_values() {
   const std::vector<std::size_t> rows = rows_of_values(graph_, options_);

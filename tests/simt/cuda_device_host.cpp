@@ -11,7 +11,7 @@ using namespace simt;  // what follows implements C functions of CUDA
 
 namespace {
 
-constexpr int kMaxShared = 227 * 1024;
+constexpr int kSharedOptin = static_cast<int>(kMaxShared);
 constexpr int kDefaultShared = 48 * 1024;
 
 struct KnownError {
@@ -120,7 +120,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = kDefaultShared; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = kMaxShared; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = kSharedOptin; break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 228 * 1024; break;
     case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
@@ -148,7 +148,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->maxThreadsPerBlock = 1024;
   properties->maxThreadsPerMultiProcessor = 2048;
   properties->sharedMemPerBlock = kDefaultShared;
-  properties->sharedMemPerBlockOptin = kMaxShared;
+  properties->sharedMemPerBlockOptin = kSharedOptin;
   properties->sharedMemPerMultiprocessor = 228 * 1024;
   properties->totalGlobalMem = config().memory_bytes;
   properties->unifiedAddressing = 1;
@@ -186,7 +186,7 @@ cudaError_t cudaDeviceDisablePeerAccess(int peer) { return check_device(peer); }
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
   SIMT_MAY_FAIL(cudaFuncSetAttribute, cudaErrorInvalidValue);
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-  if (value > kMaxShared) return note(cudaErrorInvalidValue, "more dynamic shared memory than a block can have");
+  if (value > kSharedOptin) return note(cudaErrorInvalidValue, "more dynamic shared memory than a block can have");
   for (DynamicShared& limit : dynamic_shared_limits) {
     if (limit.function == function) return limit.bytes = value, cudaSuccess;
   }
@@ -209,8 +209,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int block_size, std::size_t shared_bytes,
                                                                    unsigned) {
   if (block_size <= 0 || block_size > 1024) return note(cudaErrorInvalidValue);
-  *blocks =
-      std::min({32, 2048 / ((block_size + 31) / 32 * 32), static_cast<int>(static_cast<std::size_t>(kMaxShared) / (shared_bytes + 1024))});
+  *blocks = std::min(
+      {32, 2048 / ((block_size + 31) / 32 * 32), static_cast<int>(static_cast<std::size_t>(kSharedOptin) / (shared_bytes + 1024))});
   return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* function, int block_size, std::size_t shared_bytes) {

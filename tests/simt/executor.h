@@ -15,6 +15,8 @@
 /// back, so that the host can do what they wait for, and goes on at the next turn.
 namespace simt {
 
+constexpr std::size_t kMaxShared = 227 * 1024;  // static and dynamic, of a block
+
 enum class Progress { kDone, kBlocked, kFailed };
 
 struct PendingCopy {
@@ -135,6 +137,7 @@ class Grid {
   bool can_start_more() const;
   void start_block();
   void start_threads(Block& block);
+  std::size_t arena_bytes_of_block() const;
   void give_shared_memory(Block& block);
   void check_red_zones(Block& block);
   void release_barrier(Block& block);

@@ -127,6 +127,12 @@ int injected_failure(const char* function, int default_code);
 cudaError_t enqueue(cudaStream_t stream, const char* what, MakeOperation make);
 std::unique_ptr<Operation> make_graph_run(std::shared_ptr<const std::vector<Node>> nodes);
 
+inline bool is_default(cudaStream_t stream) { return stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread; }
+/// An error that breaks the captures of `mine`, if there are any.
+cudaError_t refuse_wait_in_capture(Context& mine, const char* function);
+/// What the default stream does: waits for the streams that were created to wait for it, not for cudaStreamNonBlocking ones.
+cudaError_t wait_for_blocking_streams(const char* what);
+
 /// Where an address lies.
 struct Allocation {
   char* begin = nullptr;
