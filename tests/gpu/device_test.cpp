@@ -283,7 +283,6 @@ TEST_F(DeviceOnGpu, ARecordedStepComputesTheStepThatBeganLast) {
       const std::vector<float> values = first_rows(download(device, out.matrix, rows.tokens), 3 * 96);
       all.insert(all.end(), values.begin(), values.end());
     }
-    device.end_steps();
     return all;
   };
   EXPECT_EQ(count_different(run(gpu()), run(cpu())), 0u);
