@@ -93,7 +93,7 @@ else
   export LOCKSTEP_CUDA_PLUGIN=$PWD/$tree/liblockstep_cuda.so
 fi
 models='*'
-[ "$emulated" = 0 ] || models='*llama_gqa_bf16_gpus[12]:*Q4_1_gpus2' # the emulator is slow
+[ "$emulated" = 0 ] || models='*llama_gqa_bf16_gpus1:*llama_gqa_bf16_gpus2:*Q4_1_gpus2' # the emulator is slow
 program=$PWD/$tree/launcher/lockstep
 how=(--comm auto)
 command -v "${LOCKSTEP_MPIRUN:-mpirun}" >/dev/null || how=(--comm threads)
