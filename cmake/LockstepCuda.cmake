@@ -19,13 +19,18 @@ if(LOCKSTEP_CUDA)
     list(APPEND CMAKE_CUDA_ARCHITECTURES 90-virtual)
   endif()
 
-  add_library(lockstep_cuda MODULE ${LOCKSTEP_CUDA_SOURCES})
-  set_target_properties(lockstep_cuda PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY Shared)
-  target_link_options(lockstep_cuda PRIVATE -Wl,--no-undefined)
+  # What the plug-in is made of, and what test programs link.
+  add_library(lockstep_cuda_backend STATIC ${LOCKSTEP_CUDA_SOURCES})
+  set_target_properties(lockstep_cuda_backend PROPERTIES CUDA_RUNTIME_LIBRARY Shared)
   # The numeric contract (docs/numerics.md, N9): what is fused is written as fmaf; divisions and roots round correctly.
-  target_compile_options(lockstep_cuda PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -prec-div=true -prec-sqrt=true -ftz=false -Xcompiler=-ffp-contract=off>)
-  target_include_directories(lockstep_cuda SYSTEM PRIVATE ${NCCL_INCLUDE})
+  set(LOCKSTEP_CUDA_OPTIONS -fmad=false -prec-div=true -prec-sqrt=true -ftz=false -Xcompiler=-ffp-contract=off)
+  target_compile_options(lockstep_cuda_backend PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${LOCKSTEP_CUDA_OPTIONS}>)
+  target_include_directories(lockstep_cuda_backend SYSTEM PUBLIC ${NCCL_INCLUDE})
+  target_link_libraries(lockstep_cuda_backend PUBLIC lockstep_comm lockstep_device CUDA::cudart CUDA::cublasLt ${NCCL_LIBRARY})
+
+  add_library(lockstep_cuda MODULE $<TARGET_OBJECTS:lockstep_cuda_backend>)
+  set_target_properties(lockstep_cuda PROPERTIES LINKER_LANGUAGE CXX)
+  target_link_options(lockstep_cuda PRIVATE -Wl,--no-undefined)
   target_link_libraries(lockstep_cuda PRIVATE lockstep_comm lockstep_device CUDA::cudart CUDA::cublasLt ${NCCL_LIBRARY})
   install(TARGETS lockstep_cuda LIBRARY DESTINATION lib/lockstep)
 endif()

@@ -123,23 +123,97 @@ class Bench {
   engine::RequestId last_id_ = 0;
 };
 
-/// What the ranks stream for a token.
-struct Streamed {
-  std::size_t total = 0;  // a KV head that two ranks hold counts twice
-  double bound = 1.0;     // even share of the model / largest share: what N ranks can be at most, in parts of N times one
+/// What the ranks have to do, all of them together.
+struct Work {
+  std::size_t streamed = 0;   // bytes of weights for a token; a KV head that two ranks hold counts twice
+  double bound = 1.0;         // even share of the model / largest share: what N ranks can be at most, in parts of N times one
+  double prompt_flops = 0.0;  // of a prompt
 };
 
-Streamed streamed_by_all(const parallel::Graph& graph, std::size_t num_ranks) {
-  Streamed streamed;
+/// Multiplications and additions of a prompt that is computed alone: products with weights (the head for one token), scores and values.
+double prompt_flops(const parallel::RankGraph& graph, const engine::ModelSpec& spec, std::size_t num_ranks, std::size_t tokens) {
+  double multiplications = 0.0;
+  for (const parallel::RankNode& node : graph.nodes) {
+    if (node.op != parallel::RankOp::kLinear) continue;
+    const device::WeightSpec& weight = graph.weights[node.weight].spec;
+    const std::size_t rows_in = node.output == graph.logits ? 1 : tokens;
+    multiplications += static_cast<double>(weight.rows) * static_cast<double>(weight.columns) * static_cast<double>(rows_in);
+  }
+  const double pairs = 0.5 * static_cast<double>(tokens) * static_cast<double>(tokens + 1);
+  const double attention = 2.0 * pairs * static_cast<double>(spec.num_heads * spec.head_dim * spec.num_layers);
+  return 2.0 * (multiplications + attention / static_cast<double>(num_ranks));
+}
+
+Work work_of_all(const parallel::Graph& graph, const engine::ModelSpec& spec, std::size_t num_ranks, std::size_t prompt_tokens) {
+  Work work;
   std::size_t largest = 0;
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    const std::size_t bytes = streamed_bytes(parallel::plan(graph, rank, num_ranks, device::cpu_activation_for));
-    streamed.total += bytes;
+    const parallel::RankGraph plan = parallel::plan(graph, rank, num_ranks, device::cpu_activation_for);
+    const std::size_t bytes = streamed_bytes(plan);
+    work.streamed += bytes;
+    work.prompt_flops += prompt_flops(plan, spec, num_ranks, prompt_tokens);
     largest = std::max(largest, bytes);
   }
-  streamed.bound = static_cast<double>(streamed_bytes(parallel::plan(graph, 0, 1, device::cpu_activation_for))) /
-                   static_cast<double>(largest * num_ranks);
-  return streamed;
+  work.bound = static_cast<double>(streamed_bytes(parallel::plan(graph, 0, 1, device::cpu_activation_for))) /
+               static_cast<double>(largest * num_ranks);
+  return work;
+}
+
+struct Results {
+  double decode = 0.0, prefill = 0.0, batch = 0.0;  // tokens a second
+  double bandwidth = 0.0;                           // of the machine, bytes a second
+  double token_bytes = 0.0;                         // what a decode step of one sequence reads
+  double peak_flops = 0.0;                          // of GPUs; 0: unknown
+  double prompt_flops = 0.0;                        // a second, in prefill
+  double share_of_roofline() const { return decode * token_bytes / bandwidth; }
+  double share_of_peak() const { return prompt_flops / peak_flops; }
+};
+
+void print_json(const Job& job, const Results& results, const Work& work) {
+  const RunConfig& config = job.config;
+  nlohmann::ordered_json json = {{"model", config.model},
+                                 {"ranks", job.num_ranks},
+                                 {"threads_per_rank", job.num_threads},
+                                 {"device", job.device},
+                                 {"reduction", config.reduction},
+                                 {"dtype", config.dtype},
+                                 {"kv_dtype", job.session.kv_type()},
+                                 {"in_len", config.input_len},
+                                 {"out_len", config.output_len},
+                                 {"batch", config.num_prompts},
+                                 {"prefill_tok_s", results.prefill},
+                                 {"decode_tok_s", results.decode},
+                                 {"batch_tok_s", results.batch},
+                                 {"bytes_per_token", results.token_bytes},
+                                 {"memory_bandwidth", results.bandwidth},
+                                 {"share_of_roofline", results.share_of_roofline()},
+                                 {"plan_bound", work.bound}};
+  if (results.peak_flops > 0.0) {
+    json["prefill_flops"] = results.prompt_flops;
+    json["peak_flops"] = results.peak_flops;
+    json["share_of_peak"] = results.share_of_peak();
+  }
+  print(json.dump() + "\n");
+}
+
+void print_text(const Job& job, const Results& results, const Work& work) {
+  const RunConfig& config = job.config;
+  print(fmt::format("{}\n{} rank{}, {}\n\n", job.session.model().description, job.num_ranks, job.num_ranks == 1 ? "" : "s", job.device));
+  print(fmt::format("prefill  {:10.1f} tok/s   {} tokens\n", results.prefill, config.input_len));
+  print(fmt::format("decode   {:10.1f} tok/s   one sequence, {} tokens\n", results.decode, config.output_len));
+  print(fmt::format("batch    {:10.1f} tok/s   {} sequences, {} + {} tokens, generated ones counted\n\n", results.batch, config.num_prompts,
+                    config.input_len, config.output_len));
+  const std::string readers = results.peak_flops > 0.0
+                                  ? fmt::format("{} GPU{}", job.num_ranks, job.num_ranks == 1 ? "" : "s")
+                                  : fmt::format("{} threads", job.num_threads * static_cast<std::size_t>(job.num_ranks));
+  print(fmt::format("decode reads {:.1f} MB a token, {:.1f} GB/s; this machine gives {:.1f} GB/s to {}: {:.0f} % of the roofline\n",
+                    results.token_bytes * 1e-6, results.decode * results.token_bytes * 1e-9, results.bandwidth * 1e-9, readers,
+                    100.0 * results.share_of_roofline()));
+  if (results.peak_flops > 0.0) {
+    print(fmt::format("prefill does {:.1f} TFLOP/s; bf16 products of cuBLASLt do {:.1f}: {:.0f} % of the peak\n",
+                      results.prompt_flops * 1e-12, results.peak_flops * 1e-12, 100.0 * results.share_of_peak()));
+  }
+  print(fmt::format("even share / largest share of the plan: {:.3f}\n", work.bound));
 }
 
 }  // namespace
@@ -153,38 +227,27 @@ int run_bench(const Job& job) {
   }
   const auto num_ranks = static_cast<std::size_t>(job.num_ranks);
   const parallel::Graph graph = engine::graph_of(job.session.model(), weight_dtype(config));
-  const Streamed streamed = streamed_by_all(graph, num_ranks);
+  const Work work = work_of_all(graph, job.session.spec(), num_ranks, static_cast<std::size_t>(config.input_len));
   Bench bench(job);
-  const std::size_t kv_bytes = job.session.kv_token_bytes() * bench.decode_context();
+  const auto measure_bandwidth = [&] {
+    return job.measure_bandwidth ? job.measure_bandwidth() : device::measure_read_bandwidth(job.num_threads * num_ranks);
+  };
+  Results results;
+  results.token_bytes = static_cast<double>(work.streamed + job.session.kv_token_bytes() * bench.decode_context());
   // Measured right before and after what is held against it: the machine may be shared.
-  const std::size_t all_threads = job.num_threads * num_ranks;
-  const double bandwidth_before = device::measure_read_bandwidth(all_threads);
-  const double decode = bench.decode();
-  const double bandwidth = std::max(bandwidth_before, device::measure_read_bandwidth(all_threads));
-  const double prefill = bench.prefill();
-  const double batch = bench.batch();
+  const double bandwidth_before = measure_bandwidth();
+  results.decode = bench.decode();
+  results.bandwidth = std::max(bandwidth_before, measure_bandwidth());
+  results.prefill = bench.prefill();
+  results.prompt_flops = work.prompt_flops * results.prefill / static_cast<double>(config.input_len);
+  if (job.measure_peak_flops) results.peak_flops = job.measure_peak_flops();
+  results.batch = bench.batch();
   if (bench.stopped()) return 128 + job.control.stop_signal();
-  const double token_bytes = static_cast<double>(streamed.total + kv_bytes);
-  const double roofline = decode * token_bytes / bandwidth;
   if (config.json) {
-    const nlohmann::ordered_json json = {
-        {"model", config.model},          {"ranks", job.num_ranks},        {"threads_per_rank", job.num_threads},
-        {"device", job.device},           {"dtype", config.dtype},         {"kv_dtype", job.session.kv_type()},
-        {"in_len", config.input_len},     {"out_len", config.output_len},  {"batch", config.num_prompts},
-        {"prefill_tok_s", prefill},       {"decode_tok_s", decode},        {"batch_tok_s", batch},
-        {"bytes_per_token", token_bytes}, {"memory_bandwidth", bandwidth}, {"share_of_roofline", roofline},
-        {"plan_bound", streamed.bound}};
-    print(json.dump() + "\n");
-    return 0;
+    print_json(job, results, work);
+  } else {
+    print_text(job, results, work);
   }
-  print(fmt::format("{}\n{} rank{}, {}\n\n", job.session.model().description, job.num_ranks, job.num_ranks == 1 ? "" : "s", job.device));
-  print(fmt::format("prefill  {:10.1f} tok/s   {} tokens\n", prefill, config.input_len));
-  print(fmt::format("decode   {:10.1f} tok/s   one sequence, {} tokens\n", decode, config.output_len));
-  print(fmt::format("batch    {:10.1f} tok/s   {} sequences, {} + {} tokens, generated ones counted\n\n", batch, config.num_prompts,
-                    config.input_len, config.output_len));
-  print(fmt::format("decode reads {:.1f} MB a token, {:.1f} GB/s; this machine gives {:.1f} GB/s to {} threads: {:.0f} % of the roofline\n",
-                    token_bytes * 1e-6, decode * token_bytes * 1e-9, bandwidth * 1e-9, all_threads, 100.0 * roofline));
-  print(fmt::format("even share / largest share of the plan: {:.3f}\n", streamed.bound));
   return 0;
 }
 

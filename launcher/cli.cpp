@@ -19,7 +19,7 @@ std::string describe(Subcommand subcommand) {
     case Subcommand::kBatch: return "answer a file of requests";
     case Subcommand::kGenerate: return "continue one prompt";
     case Subcommand::kInspect: return "show a model and how ranks would share it";
-    case Subcommand::kBench: return "measure prefill, decode and batch speed";
+    case Subcommand::kBench: return "measure prefill, decode and batch speed; bench comm: the sums between ranks";
   }
   return {};
 }
@@ -175,7 +175,12 @@ CommandLine parse_command_line(std::span<const std::string> arguments, const Env
   if (chosen.size() > 1)
     throw UsageError(fmt::format("one subcommand at a time, not {} and {}", chosen[0]->get_name(), chosen[1]->get_name()));
   const auto& [subcommand, registered] = subcommands.at(chosen.front());
-  if (const auto extras = app.remaining(true); !extras.empty()) refuse_unknown(extras.front(), subcommand, options);
+  auto extras = app.remaining(true);
+  if (subcommand == Subcommand::kBench && !extras.empty() && extras.front() == "comm") {
+    result.config.bench_comm = true;
+    extras.erase(extras.begin());
+  }
+  if (!extras.empty()) refuse_unknown(extras.front(), subcommand, options);
 
   result.config.subcommand = subcommand;
   if (const char* instruction_set = environment("LOCKSTEP_ISA")) result.config.instruction_set = instruction_set;

@@ -163,7 +163,7 @@ void add_common_options(OptionTable& table) {
             "of a GPU's memory that is free behind the weights, for the KV cache");
   table.add("enforce-eager", toggle(&C::enforce_eager), "", "launch every kernel of a decode step instead of a recorded graph");
   table.add("allow-shared-gpu", toggle(&C::allow_shared_gpu), "", "let several ranks use one GPU");
-  table.add("comm-tuning", text(&C::comm_tuning), "FILE", "which GPU transport for which size, as `lockstep bench` measured it");
+  table.add("comm-tuning", text(&C::comm_tuning), "FILE", "which GPU transport for which size: `lockstep bench comm` writes it");
   table.add("threads", integer(&C::threads, 0, 4096), "N", "threads of a rank (0: the cores that it may use, shared by the ranks there)");
   table.add("collective-timeout", real(&C::collective_timeout, 0.1, 1e6), "SECONDS", "how late a rank may be before the job fails");
   table.add("log-level", choice(&C::log_level, {"debug", "info", "warning", "error"}), "LEVEL", "least important message that is shown");
@@ -377,7 +377,7 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
 }
 
 void check_consistency(const RunConfig& config) {
-  if (config.model.empty()) throw UsageError("--model is missing: a GGUF file or a Hugging Face folder");
+  if (config.model.empty() && !config.bench_comm) throw UsageError("--model is missing: a GGUF file or a Hugging Face folder");
   if (config.device == "cpu" && config.reduction == "fast")
     throw UsageError("--reduction fast needs GPUs: on the CPU the canonical one is fast");
   if (config.block_size % 16 != 0) throw UsageError(fmt::format("--block-size {}: it must be a multiple of 16", config.block_size));
@@ -386,6 +386,8 @@ void check_consistency(const RunConfig& config) {
   }
   if (config.subcommand == Subcommand::kBatch) check_batch(config);
   if (config.subcommand == Subcommand::kGenerate) check_generate(config);
+  if (config.bench_comm && config.tensor_parallel_size_given && config.tensor_parallel_size == 1)
+    throw UsageError("bench comm needs two ranks or more: --tensor-parallel-size");
   if (config.subcommand == Subcommand::kInspect && config.rank >= config.tensor_parallel_size) {
     throw UsageError(fmt::format("--rank {}: ranks are 0 to {}", config.rank, config.tensor_parallel_size - 1));
   }

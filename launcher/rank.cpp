@@ -97,28 +97,60 @@ void report(const Failure& failure, const RankContext& context, int rank, bool i
   context.log.log(tells ? spdlog::level::err : spdlog::level::debug, "{}", failure.message);
 }
 
+/// The plug-in if the ranks run on GPUs, else null: all ranks agree before any weight is read. Collective.
+const comm::CudaPlugin* agreed_plugin(const RunConfig& config, comm::Communicator& communicator) {
+  const GpuFinding finding = find_gpus(config);
+  if (agree_on_gpus(config, finding, communicator)) return finding.plugin;
+  if (config.reduction == "fast") throw UsageError("--reduction fast needs GPUs, and there are none");
+  return nullptr;
+}
+
+comm::CudaRankOptions gpu_options(const RankContext& context) {
+  const RunConfig& config = context.config;
+  return {.local_rank = context.local_rank,
+          .local_size = context.local_ranks,
+          .allow_shared_gpu = config.allow_shared_gpu,
+          .graphs = !config.enforce_eager,
+          .fast = config.reduction == "fast",
+          .deadline = deadline_of(config),
+          .tuning = config.comm_tuning};
+}
+
 /// What the ranks compute on, and how they talk about it.
 struct Devices {
+  const comm::CudaPlugin* plugin = nullptr;  // null: on the CPU
   std::unique_ptr<device::Device> device;
   std::unique_ptr<comm::Communicator> between_gpus;  // absent on the CPU: host memory is what the communicator is about
 };
 
-/// Collective: all ranks agree before any weight is read.
-Devices open_devices(const RankContext& context, comm::Communicator& communicator) {
-  const RunConfig& config = context.config;
-  const GpuFinding finding = find_gpus(config);
-  if (!agree_on_gpus(config, finding, communicator)) {
-    if (config.reduction == "fast") throw UsageError("--reduction fast needs GPUs, and there are none");
-    return {device::make_cpu_device({.num_threads = context.num_threads, .isa = instruction_set(config)}), nullptr};
+/// Collective.
+Devices open_devices(const RankContext& context, const comm::CudaPlugin* plugin, comm::Communicator& communicator) {
+  if (plugin == nullptr) {
+    return {nullptr, device::make_cpu_device({.num_threads = context.num_threads, .isa = instruction_set(context.config)}), nullptr};
   }
-  comm::CudaRank rank = finding.plugin->open_rank(communicator, {.local_rank = context.local_rank,
-                                                                 .local_size = context.local_ranks,
-                                                                 .allow_shared_gpu = config.allow_shared_gpu,
-                                                                 .graphs = !config.enforce_eager,
-                                                                 .fast = config.reduction == "fast",
-                                                                 .deadline = deadline_of(config),
-                                                                 .tuning = config.comm_tuning});
-  return {std::move(rank.device), std::move(rank.communicator)};
+  comm::CudaRank rank = plugin->open_rank(communicator, gpu_options(context));
+  return {plugin, std::move(rank.device), std::move(rank.communicator)};
+}
+
+Job make_job(const RankContext& context, const Devices& devices, engine::Session& session, int num_ranks) {
+  Job job{.config = context.config,
+          .session = session,
+          .control = context.control,
+          .log = context.log,
+          .num_ranks = num_ranks,
+          .num_threads = context.num_threads,
+          .device = devices.device->description(),
+          .numerics = devices.device->numerics(),
+          .measure_bandwidth = {},
+          .measure_peak_flops = {}};
+  if (devices.plugin == nullptr) return job;
+  // The ranks have GPUs of one kind: what that of rank 0 gives is what each gives.
+  const auto of_all = [num_ranks, device = devices.device.get()](double (*measure)(device::Device&)) {
+    return [=] { return num_ranks * measure(*device); };
+  };
+  job.measure_bandwidth = of_all(devices.plugin->measure_bandwidth);
+  job.measure_peak_flops = of_all(devices.plugin->measure_peak_flops);
+  return job;
 }
 
 /// The whole life of one rank. Returns the exit code, agreed by all ranks if nothing failed. `failed` is set if the communicator can not be
@@ -132,7 +164,12 @@ int run_rank(const RankContext& context, comm::Communicator& host, bool& failed)
   try {
     if (is_root && config.subcommand == Subcommand::kBatch) engine::check_batch_files(batch_options(config));
     comm::check_transport(host);
-    devices = open_devices(context, host);
+    const comm::CudaPlugin* plugin = agreed_plugin(config, host);
+    if (config.bench_comm) {
+      in_setup = false;
+      return run_comm_bench({.config = config, .host = host, .plugin = plugin, .gpu = gpu_options(context)});
+    }
+    devices = open_devices(context, plugin, host);
     comm::Communicator& communicator = group();
     const device::Device& device = *devices.device;
     engine::Session session(session_options(config, static_cast<std::size_t>(context.local_ranks), device.free_bytes() > 0),
@@ -142,14 +179,7 @@ int run_rank(const RankContext& context, comm::Communicator& host, bool& failed)
     if (is_root) {
       context.log.debug("{}; {}; {} MB of weights, {} tokens of KV cache", session.model().description, device.description(),
                         session.weight_bytes() >> 20, session.kv_tokens());
-      exit_code = run_subcommand({.config = config,
-                                  .session = session,
-                                  .control = context.control,
-                                  .log = context.log,
-                                  .num_ranks = communicator.size(),
-                                  .num_threads = context.num_threads,
-                                  .device = device.description(),
-                                  .numerics = device.numerics()});
+      exit_code = run_subcommand(make_job(context, devices, session, communicator.size()));
       session.stop();
     } else {
       session.serve();

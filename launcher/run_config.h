@@ -35,7 +35,7 @@ struct RunConfig {
   double gpu_memory_utilization = 0.9;      // share of a GPU's free memory that the KV cache may use
   bool allow_shared_gpu = false;            // several ranks on one GPU
   bool enforce_eager = false;               // no CUDA graphs
-  std::string comm_tuning;                  // file of `lockstep bench comm`; empty: the built-in table
+  std::string comm_tuning;                  // file that `lockstep bench comm` writes; empty: the built-in table
   std::int64_t threads = 0;                 // of a rank; 0: the affinity mask shared by the local ranks
   double collective_timeout = 120.0;        // seconds
   std::int64_t restarts = 0;
@@ -80,6 +80,7 @@ struct RunConfig {
   std::int64_t rank = 0;  // whose graph
 
   // bench
+  bool bench_comm = false;  // `bench comm`: the sums between ranks alone, without a model
   std::int64_t input_len = 512;
   std::int64_t output_len = 128;
   std::int64_t num_prompts = 32;

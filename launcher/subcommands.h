@@ -1,10 +1,12 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
 #include <spdlog/logger.h>
 
+#include "comm/cuda/plugin.h"
 #include "engine/io/batch_job.h"
 #include "engine/session.h"
 #include "launcher/rank_control.h"
@@ -22,11 +24,25 @@ struct Job {
   std::size_t num_threads = 1;  // of this rank
   std::string device;           // as it describes itself
   std::string numerics;         // what of the device can change a bit of an answer
+  // What all ranks together are given right now, where they are GPUs; else empty.
+  std::function<double()> measure_bandwidth;   // bytes a second that their memory is read with
+  std::function<double()> measure_peak_flops;  // bf16 operations a second
 };
 
 /// `lockstep batch` and `lockstep bench`. They return the exit code. generate.h and inspect.h have the others.
 int run_batch_job(const Job& job);
 int run_bench(const Job& job);
+
+/// What `lockstep bench comm` works with, on every rank.
+struct CommJob {
+  const RunConfig& config;
+  comm::Communicator& host;
+  const comm::CudaPlugin* plugin = nullptr;  // null: the ranks are on CPUs, and `host` is measured
+  comm::CudaRankOptions gpu;
+};
+
+/// `lockstep bench comm`, without a model. Collective; rank 0 prints. Returns the exit code.
+int run_comm_bench(const CommJob& job);
 
 /// What of the flags concerns the files of a batch; the settings that need the model are left out.
 engine::BatchOptions batch_options(const RunConfig& config);

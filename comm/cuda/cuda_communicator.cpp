@@ -49,6 +49,7 @@ class Member final : public CudaCommunicator {
   int size() const override { return size_; }
   std::string_view name() const override { return "cuda"; }
   std::string description() const override;
+  const TransportTable& table() const override { return table_; }
 
   void all_reduce(const TreeSum& tree, float* values, std::size_t count) override;
   void all_reduce_add_norm(device::Device& device, const TreeSum& tree, const device::Matrix& partial, std::size_t num_rows,
@@ -137,7 +138,7 @@ Member::Member(Communicator& host, const CudaCommunicatorOptions& options)
 
 void Member::open() {
   if (options_.stream == nullptr) throw std::invalid_argument("communication between GPUs needs a stream of its own, not the default one");
-  table_ = options_.tuning.empty() ? built_in_table(options_.same_machine) : read_table(options_.tuning);
+  table_ = options_.table ? *options_.table : options_.tuning.empty() ? built_in_table(options_.same_machine) : read_table(options_.tuning);
   const std::vector<RankCard> cards = exchange_cards(host_, make_card(digest_of(options_, table_)));
   if (const std::string error = card_error(cards, options_.share_gpu); !error.empty()) throw CommError(error);
   lasting_->words = PinnedMemory(sizeof(HostWords), "the words between host and GPU");

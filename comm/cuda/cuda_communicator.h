@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <cuda_runtime.h>
 
 #include "comm/communicator.h"
+#include "comm/cuda/tuning.h"
 
 namespace lockstep::comm {
 
@@ -24,6 +26,7 @@ struct CudaCommunicatorOptions {
   std::size_t slot_bytes = std::size_t{64} << 10;  // of a block of the kernels over mapped memory; each holds two
   std::chrono::milliseconds deadline{120000};
   std::filesystem::path tuning;  // which transport for which size (comm/cuda/tuning.h), as `lockstep bench comm` writes it; empty: built-in
+  std::optional<cuda::TransportTable> table;  // in place of the file: to measure a transport
   /// Destroys the graphs that all_reduce was recorded into: NCCL waits for that when it ends. Called by the rank's thread, before this
   /// object leaves and when the group has failed.
   std::function<void()> forget_recordings;
@@ -36,6 +39,8 @@ class CudaCommunicator : public Communicator {
   /// To be called again and again while the host waits for the GPU, with the time it has waited so far: throws CommError when the group can
   /// not go on, or at the deadline, and lets waiting kernels leave. Takes some microseconds.
   virtual void waiting(std::chrono::steady_clock::duration so_far) = 0;
+  /// What is in use: not what was asked for where ranks can not map each other's memory.
+  virtual const cuda::TransportTable& table() const = 0;
   /// "CUDA IPC, one_shot from 0, two_shot from 1048576 bytes": what a report shows.
   virtual std::string description() const = 0;
 };

@@ -5,8 +5,10 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
+#include "comm/measure.h"
 #include "device/device.h"
 
 /// What the CUDA plug-in (liblockstep_cuda.so) offers to the program, which loads it at run time: so one program starts on every machine.
@@ -30,7 +32,7 @@ struct CudaRank {
 };
 
 /// Changes with every change of the classes that cross the border: program and plug-in are of one build.
-inline constexpr std::uint32_t kCudaPluginInterface = 1;
+inline constexpr std::uint32_t kCudaPluginInterface = 2;
 
 struct CudaPlugin {
   std::uint32_t interface_version = kCudaPluginInterface;
@@ -38,6 +40,13 @@ struct CudaPlugin {
   int (*count_devices)(std::string& problem) = nullptr;
   /// Collective over `host`, which must outlive what is returned. @throws std::runtime_error, CommError
   CudaRank (*open_rank)(Communicator& host, const CudaRankOptions& options) = nullptr;
+
+  // What the GPU of a rank gives right now; `device` is of open_rank. @throws std::runtime_error
+  double (*measure_bandwidth)(device::Device& device) = nullptr;   // reading its memory, bytes a second
+  double (*measure_peak_flops)(device::Device& device) = nullptr;  // bf16 products by cuBLASLt, operations a second
+  /// Opens the rank's GPU and measures all_reduce for sums of these sizes in bytes, ascending. Collective over `host`, two ranks at least.
+  /// @throws as open_rank
+  TransportTimes (*measure_transports)(Communicator& host, const CudaRankOptions& options, const std::vector<std::size_t>& sizes) = nullptr;
 };
 
 /// The one symbol of the plug-in: `const CudaPlugin* lockstep_cuda_plugin()`.

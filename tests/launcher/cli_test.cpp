@@ -242,6 +242,15 @@ TEST(CommandLine, ShowsHelpAndVersion) {
   EXPECT_TRUE(parse({"--version"}).version);
 }
 
+TEST(CommandLine, BenchCommNeedsNoModel) {
+  EXPECT_TRUE(parse({"bench", "comm", "-tp", "2"}).config.bench_comm);
+  EXPECT_TRUE(parse({"bench", "-tp", "2", "comm"}).config.bench_comm);
+  EXPECT_FALSE(parse({"bench", "-m", "a"}).config.bench_comm);
+  EXPECT_THAT(refusal({"bench", "comm", "-tp", "1"}), HasSubstr("bench comm needs two ranks or more"));
+  EXPECT_EQ(refusal({"bench", "comm", "comm", "-tp", "2"}), "'comm' is not a flag");
+  EXPECT_EQ(refusal({"batch", "comm"}), "'comm' is not a flag");
+}
+
 TEST(CommandLine, TakesTheInstructionSetFromTheEnvironment) {
   const auto environment = [](const char* name) { return std::string_view(name) == "LOCKSTEP_ISA" ? "avx2" : nullptr; };
   EXPECT_EQ(parse_command_line(Arguments{"inspect", "-m", "m"}, environment).config.instruction_set, "avx2");

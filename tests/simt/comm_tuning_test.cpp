@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/cuda/measure.h"
 #include "comm/cuda/rank_card.h"
 #include "comm/cuda/tree_program.h"
 #include "comm/cuda/tuning.h"
@@ -60,6 +61,16 @@ TEST(TransportTable, FaultsAreNamedWithTheirLine) {
               HasSubstr("there is no transport \"three_shot\"; there are one_shot, two_shot, nccl_gather, nccl_slices"));
   EXPECT_THROW(read_table("/no/such/table"), std::runtime_error);
   EXPECT_THROW(write_table("/no/such/folder/table", built_in_table(true), ""), std::runtime_error);
+}
+
+TEST(TransportTable, OfMeasurementsIsThatOfTheFastestWhereItIsWorthwhile) {
+  const TransportTimes times{.sizes = {10, 20, 30, 40, 50, 60},
+                             .transports = {"one_shot", "two_shot", "nccl_slices", "ncclAllReduce"},
+                             .seconds = {{1, 1, 2, 5, 0, 0}, {2, 0.99, 1, 2, 4, 0}, {9, 9, 9, 1.99, 1, 1}, {0.1, 0.1, 0.1, 0.1, 0.1, 0.1}},
+                             .table = {}};
+  // 0.99 and 1.99 are no gain; ncclAllReduce adds in an order of its own.
+  EXPECT_EQ(fastest_table(times, 3),
+            (TransportTable{{{0, Transport::kOneShot}, {90, Transport::kTwoShot}, {150, Transport::kNcclSlices}}}));
 }
 
 /// Runs a program on the host, as a kernel does.

@@ -75,6 +75,27 @@ TEST_F(ProgramOnGpus, ThreeProcessesWithAGpuEachWriteTheFileOfOne) {
   EXPECT_EQ(test::contents(path("three.jsonl")), expected);
 }
 
+TEST_F(ProgramOnGpus, MeasuresTransportsAndWritesTheTableThatABatchReads) {
+  test::Process bench({LOCKSTEP_PROGRAM, "bench", "comm", "-tp", "2", "--comm-tuning", path("table.txt"), "--json"}, path("table.txt"));
+  ASSERT_EQ(bench.wait(std::chrono::minutes(4)), 0) << bench.log();
+  const std::string table = test::contents(path("table.txt"));
+  EXPECT_THAT(table, HasSubstr("# 2 ranks, cuda 0"));
+  EXPECT_THAT(table, HasSubstr("\n0 "));
+  test::Process batch_job(batch("tuned.jsonl", {"--device", "cuda", "-tp", "2", "--comm-tuning", path("table.txt")}), path("tuned.jsonl"));
+  EXPECT_EQ(batch_job.wait(), 3) << batch_job.log();
+}
+
+TEST_F(ProgramOnGpus, MeasuresAModelAgainstWhatTheGpusGive) {
+  test::Process bench(
+      {"/bin/sh", "-c",
+       std::string(LOCKSTEP_PROGRAM) + " bench -m " + path("model.gguf") +
+           " --input-len 4 --output-len 2 --num-prompts 2 --iterations 1 --warmup 0 --kv-cache-memory 1M --json >" + path("bench.json")},
+      path("bench.json"));
+  ASSERT_EQ(bench.wait(std::chrono::minutes(4)), 0) << bench.log();
+  const std::string json = test::contents(path("bench.json"));
+  for (const char* key : {"decode_tok_s", "share_of_roofline", "peak_flops", "share_of_peak"}) EXPECT_THAT(json, HasSubstr(key));
+}
+
 TEST_F(ProgramOnGpus, AJobOfTheCpuIsNotResumedOnGpus) {
   std::ofstream(path("cut.jsonl.partial"));
   test::Process cpu(batch("cut.jsonl", {"--device", "cpu"}), path("cut.jsonl"));

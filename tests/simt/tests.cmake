@@ -1,5 +1,5 @@
 # Whole models; the others need no engine.
-foreach(name contract decode_cost failure model program)
+foreach(name contract decode_cost failure fast program)
   target_link_libraries(simt_${name}_test PRIVATE lockstep_test_support)
 endforeach()
 

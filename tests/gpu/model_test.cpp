@@ -1,5 +1,4 @@
-// Whole models on emulated GPUs: against the reference, against the CPU, and against themselves over ranks, batch mates, chunks, graphs,
-// schedules and stream orders.
+// Whole models on GPUs: against the reference, and against the CPU.
 
 #include <algorithm>
 #include <bit>
@@ -13,7 +12,7 @@
 
 #include "device/cpu/cpu_device.h"
 #include "engine/weights/safetensors.h"
-#include "tests/simt/gpu_session.h"
+#include "tests/gpu/gpus.h"
 #include "tests/support/rounding_device.h"
 #include "tests/support/tiny_model.h"
 
@@ -94,19 +93,17 @@ Rows logits_of(const test::RunSetup& setup, const std::vector<std::int32_t>& pro
   return rows;
 }
 
-class EmulatedGpus : public testing::TestWithParam<std::tuple<std::string, int>> {
+class ModelOnGpus : public test::OnGpus<testing::TestWithParam<std::tuple<std::string, int>>> {
  protected:
-  void SetUp() override { simt::reset(); }
-  void TearDown() override { EXPECT_EQ(simt::last_error(), ""); }
   Golden golden() const { return golden_of(std::get<0>(GetParam())); }
-  int ranks() const { return std::get<1>(GetParam()); }
+  int ranks() const override { return std::get<1>(GetParam()); }
 };
 
-class ExactOnEmulatedGpus : public EmulatedGpus {};
-class FloatTypesOnEmulatedGpus : public EmulatedGpus {};
-class BlockTypesOnEmulatedGpus : public EmulatedGpus {};
+class ExactOnGpus : public ModelOnGpus {};
+class FloatTypesOnGpus : public ModelOnGpus {};
+class BlockTypesOnGpus : public ModelOnGpus {};
 
-TEST_P(ExactOnEmulatedGpus, LogitsAreTheBitsOfTheCpuAndWithinTheBoundOfTheReference) {
+TEST_P(ExactOnGpus, LogitsAreTheBitsOfTheCpuAndWithinTheBoundOfTheReference) {
   const test::RunSetup setup = test::exact_setup(golden().model, ranks());
   for (const char* name : {"p1", "p33"}) {
     const auto prompt = prompt_of(golden(), name);
@@ -138,7 +135,7 @@ void expect_explained(const Golden& golden, int ranks, float found, float explai
   EXPECT_LE(found, 2 * explained);
 }
 
-TEST_P(FloatTypesOnEmulatedGpus, SixteenBitLogitsAreOffTheReferenceByAtMostTwiceWhatRoundingExplains) {
+TEST_P(FloatTypesOnGpus, SixteenBitLogitsAreOffTheReferenceByAtMostTwiceWhatRoundingExplains) {
   const bool is_fp16 = golden().name == "llama-gqa-fp16" || golden().name == "llama-gqa-F16";
   const device::DType dtype = is_fp16 ? device::DType::kF16 : device::DType::kBF16;
   const auto prompt = prompt_of(golden(), "p33");
@@ -151,7 +148,7 @@ TEST_P(FloatTypesOnEmulatedGpus, SixteenBitLogitsAreOffTheReferenceByAtMostTwice
   expect_explained(golden(), ranks(), largest_difference(logits_of(test::on_gpus(setup), prompt), exact), explained);
 }
 
-TEST_P(BlockTypesOnEmulatedGpus, LogitsAreOffTheCpuInFloat32ByAtMostTwiceWhatRoundingExplains) {
+TEST_P(BlockTypesOnGpus, LogitsAreOffTheCpuInFloat32ByAtMostTwiceWhatRoundingExplains) {
   const auto prompt = prompt_of(golden(), "p33");
   const Rows exact = logits_of(test::exact_setup(golden().model, 1), prompt);
   test::RunSetup setup = test::exact_setup(golden().model, ranks());
@@ -168,10 +165,10 @@ std::string test_name(const testing::TestParamInfo<std::tuple<std::string, int>>
 }
 
 const auto kRanks = testing::Values(1, 2, 3, 4);
-INSTANTIATE_TEST_SUITE_P(Models, ExactOnEmulatedGpus, testing::Combine(testing::ValuesIn(kFloatModels), kRanks), test_name);
-INSTANTIATE_TEST_SUITE_P(BlockModels, ExactOnEmulatedGpus, testing::Combine(testing::ValuesIn(kBlockModels), kRanks), test_name);
-INSTANTIATE_TEST_SUITE_P(Models, FloatTypesOnEmulatedGpus, testing::Combine(testing::ValuesIn(kFloatModels), kRanks), test_name);
-INSTANTIATE_TEST_SUITE_P(Models, BlockTypesOnEmulatedGpus, testing::Combine(testing::ValuesIn(kBlockModels), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, ExactOnGpus, testing::Combine(testing::ValuesIn(kFloatModels), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(BlockModels, ExactOnGpus, testing::Combine(testing::ValuesIn(kBlockModels), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, FloatTypesOnGpus, testing::Combine(testing::ValuesIn(kFloatModels), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, BlockTypesOnGpus, testing::Combine(testing::ValuesIn(kBlockModels), kRanks), test_name);
 
 }  // namespace
 }  // namespace lockstep
