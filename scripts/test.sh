@@ -44,6 +44,7 @@ done
 if command -v "${CUDACXX:-nvcc}" >/dev/null && [ $final = simt ]; then
   say "build for GPUs"
   scripts/build.sh cuda lockstep_cuda gpu_wrappers_test
+  scripts/sass-lint.py
 fi
 say "build"
 scripts/build.sh $final

@@ -125,7 +125,7 @@ __device__ inline void write_rows(const AttentionArguments& arguments, const Til
 /// Grid (tiles of kPrefillRows rows of all sequences, KV heads); there may be more blocks than tiles. Bytes: the keys and values that the
 /// tile sees, 4 head_dim a query, 2 head_dim an output. Operations: 4 head_dim a row and key of the spans that a warp sees.
 template <class Element, unsigned kDim, bool kAsync>
-__global__ void __launch_bounds__(kAttentionThreads) attention_prefill(AttentionArguments arguments) {
+__global__ void __launch_bounds__(kAttentionThreads, 2) attention_prefill(AttentionArguments arguments) {
   using Layout = PrefillLayout<kDim>;
   constexpr unsigned kStages = Layout::kStages;
   LOCKSTEP_DYNAMIC_SHARED(std::byte, shared);
