@@ -14,7 +14,7 @@ emulated=${GPU_CHECK_EMULATED:-0}
 out=${OUT:-build/gpu-check}
 mkdir -p "$out/logs" || exit 1
 out=$(cd "$out" && pwd)
-rm -f "$out"/logs/* "$out"/report.* "$out"/*.json
+rm -f "$out"/{steps,wrappers,device,models,contract,report}.json "$out"/bench-*.json "$out"/report.md
 deadline=$((SECONDS + ${GPU_CHECK_SECONDS:-600}))
 say() { printf '\n== %s\n' "$*"; }
 refuse() {

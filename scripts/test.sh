@@ -51,6 +51,10 @@ scripts/build.sh $final
 if [ $full = yes ]; then
   say "the whole contract"
   scripts/contract.sh
+  if [ $final = simt ]; then
+    say "the check of GPU machines, on emulated GPUs"
+    GPU_CHECK_EMULATED=1 scripts/gpu-check.sh
+  fi
   say "long fuzzing"
   scripts/fuzz.sh 300
 fi
