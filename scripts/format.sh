@@ -4,4 +4,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mode=(--dry-run --Werror)
 [ "${1:-}" = --fix ] && mode=(-i)
-git ls-files -z '*.h' '*.cpp' '*.inl' | xargs -0 clang-format "${mode[@]}"
+git ls-files -z '*.h' '*.cpp' '*.inl' '*.cu' '*.cuh' | xargs -0 clang-format "${mode[@]}"

@@ -33,12 +33,15 @@ final=release
 not_long=(--label-exclude long)
 [ $full = no ] || not_long=()
 
+# Under the sanitizers every kernel and collective runs, but not whole models and programs, which take minutes there and add no code to look at.
+whole_models='Models/|ContractOn|ProgramOnGpus|DecodeCost|FailureOnGpus'
 for sanitizer in asan tsan; do
   say "build for $sanitizer"
   scripts/build.sh $sanitizer
   say "tests under $sanitizer"
   export -f run_tests
-  without_randomisation bash -euc 'run_tests "$@"' run_tests $sanitizer --label-regex 'unit|conformance|contract-small|simt'
+  without_randomisation bash -euc 'run_tests "$@"' run_tests $sanitizer --label-regex 'unit|conformance|contract-small|simt' \
+    --exclude-regex "$whole_models"
 done
 
 if command -v "${CUDACXX:-nvcc}" >/dev/null && [ $final = simt ]; then
@@ -52,6 +55,8 @@ if [ $full = yes ]; then
   say "the whole contract"
   scripts/contract.sh
   if [ $final = simt ]; then
+    say "seeded bugs in the kernels"
+    scripts/simt-mutants.sh
     say "the check of GPU machines, on emulated GPUs"
     GPU_CHECK_EMULATED=1 scripts/gpu-check.sh
   fi
