@@ -42,11 +42,11 @@ __device__ inline bool exchange(const IpcView& view, unsigned epoch, unsigned di
     there->digests[epoch & 1] = digest;
     store_release_system(&there->epoch, epoch);
     if (!wait_for(view, peer, epoch)) {
-      failed = 1;
+      atomicExch(&failed, 1u);  // several threads may find fault
     } else if (arrival_of(view, view.rank, peer)->digests[epoch & 1] != digest) {
       store_release_system(&view.words->mismatch, peer + 1);
       store_release_system(&view.words->abort, 1);
-      failed = 1;
+      atomicExch(&failed, 1u);  // several threads may find fault
     }
   }
   __syncthreads();
