@@ -40,7 +40,7 @@ TEST(GpuProcesses, SumsThroughIpcAreTheBitsOfThePlainTree) {
   }
 }
 
-TEST(GpuProcesses, AKilledRankEndsTheWaitOfTheOthersWithinASecond) {
+TEST(GpuProcesses, AKilledRankEndsTheWaitOfTheOthersWithinTwoSeconds) {
   for (const std::string transport : {"one_shot", "nccl_gather"}) {
     const TableFile table("0 " + transport + "\n");
     const Outcomes outcomes = run_shm(3, conformance::small_options(), with_gpu(table.path(), [](GpuRank& gpu) {
@@ -56,7 +56,7 @@ TEST(GpuProcesses, AKilledRankEndsTheWaitOfTheOthersWithinASecond) {
                                           gpu.communicator.all_reduce(tree.sum, memory.as<float>(), 500);
                                           gpu.finish();
                                         });
-                                        const bool in_time = std::chrono::steady_clock::now() - start < milliseconds(1000);
+                                        const bool in_time = std::chrono::steady_clock::now() - start < milliseconds(2000);
                                         throw std::runtime_error((in_time ? "in time: " : "late: ") + error);
                                       }));
     for (const std::size_t rank : {0, 2})
