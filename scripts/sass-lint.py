@@ -60,14 +60,22 @@ def demangle(names):
     return dict(zip(names, plain))
 
 
-def registers_of(library, environment):
-    """{(architecture, mangled name): (registers, stack bytes)}"""
-    text = subprocess.run(["cuobjdump", "-res-usage", library], capture_output=True, text=True, check=True, env=environment).stdout
-    usage, architecture, name = {}, "?", None
+def dumped_lines(option, library, environment):
+    """Lines of cuobjdump's output, each with the architecture that it is about."""
+    text = subprocess.run(["cuobjdump", option, library], capture_output=True, text=True, check=True, env=environment).stdout
+    architecture = "?"
     for line in text.splitlines():
         if found := re.search(r"arch = (sm_\w+)", line):
             architecture = found[1]
-        elif found := re.search(r"Function (\S+?):", line):
+        else:
+            yield architecture, line
+
+
+def registers_of(library, environment):
+    """{(architecture, mangled name): (registers, stack bytes)}"""
+    usage, name = {}, None
+    for architecture, line in dumped_lines("-res-usage", library, environment):
+        if found := re.search(r"Function (\S+?):", line):
             name = found[1]
         elif found := re.search(r"REG:(\d+) STACK:(\d+)", line):
             usage[architecture, name] = (int(found[1]), int(found[2]))
@@ -76,12 +84,9 @@ def registers_of(library, environment):
 
 def instructions_of(library, environment):
     """{(architecture, mangled name): Counter of opcodes with their suffixes}"""
-    text = subprocess.run(["cuobjdump", "-sass", library], capture_output=True, text=True, check=True, env=environment).stdout
-    code, architecture, counter = {}, "?", None
-    for line in text.splitlines():
-        if found := re.search(r"arch = (sm_\w+)", line):
-            architecture = found[1]
-        elif found := re.search(r"Function : (\S+)", line):
+    code, counter = {}, None
+    for architecture, line in dumped_lines("-sass", library, environment):
+        if found := re.search(r"Function : (\S+)", line):
             counter = code.setdefault((architecture, found[1]), collections.Counter())
         elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", line):
             counter[found[1]] += 1

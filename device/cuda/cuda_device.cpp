@@ -155,7 +155,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   void synchronize() override {
     check(cudaEventRecord(done_, stream_), "recording an event");
     const auto began = std::chrono::steady_clock::now();
-    for (std::size_t polls = 0;; ++polls) {
+    for (;;) {
       const cudaError_t state = cudaEventQuery(done_);
       if (state == cudaSuccess) return;
       if (state != cudaErrorNotReady) check(state, "running a step on the GPU");

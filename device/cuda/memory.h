@@ -8,24 +8,37 @@
 
 namespace lockstep::device::cuda {
 
-/// Memory of the current CUDA device, freed with the object. 256-byte aligned; contents are undefined.
-class DeviceMemory {
+/// How one kind of memory is taken and given back.
+struct OnDevice {
+  static constexpr const char* kKind = " bytes of GPU memory for ";
+  static cudaError_t allocate(void** data, std::size_t bytes) { return cudaMalloc(data, bytes); }
+  static void release(void* data) { cudaFree(data); }
+};
+struct Pinned {
+  static constexpr const char* kKind = " bytes of pinned memory for ";
+  static cudaError_t allocate(void** data, std::size_t bytes) { return cudaHostAlloc(data, bytes, cudaHostAllocDefault); }
+  static void release(void* data) { cudaFreeHost(data); }
+};
+
+/// Memory of one kind, freed with the object. Contents are undefined.
+template <class Kind>
+class Memory {
  public:
-  DeviceMemory() = default;
+  Memory() = default;
   /// @param what for the message: "the KV cache". @throws CudaError with the size and `what`.
-  DeviceMemory(std::size_t bytes, const std::string& what) : size_(bytes) {
+  Memory(std::size_t bytes, const std::string& what) : size_(bytes) {
     if (bytes == 0) return;
-    const cudaError_t code = cudaMalloc(&data_, bytes);
-    if (code != cudaSuccess) throw CudaError(code, "allocating " + std::to_string(bytes) + " bytes of GPU memory for " + what);
+    const cudaError_t code = Kind::allocate(&data_, bytes);
+    if (code != cudaSuccess) throw CudaError(code, "allocating " + std::to_string(bytes) + Kind::kKind + what);
   }
-  DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+  Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Memory& operator=(Memory&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     return *this;
   }
-  ~DeviceMemory() {
-    if (data_ != nullptr) cudaFree(data_);
+  ~Memory() {
+    if (data_ != nullptr) Kind::release(data_);
   }
 
   void* data() const { return data_; }
@@ -40,35 +53,9 @@ class DeviceMemory {
   std::size_t size_ = 0;
 };
 
-/// Host memory that the GPU reads and writes directly, freed with the object.
-class PinnedMemory {
- public:
-  PinnedMemory() = default;
-  PinnedMemory(std::size_t bytes, const std::string& what) : size_(bytes) {
-    if (bytes == 0) return;
-    const cudaError_t code = cudaHostAlloc(&data_, bytes, cudaHostAllocDefault);
-    if (code != cudaSuccess) throw CudaError(code, "allocating " + std::to_string(bytes) + " bytes of pinned memory for " + what);
-  }
-  PinnedMemory(PinnedMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    return *this;
-  }
-  ~PinnedMemory() {
-    if (data_ != nullptr) cudaFreeHost(data_);
-  }
-
-  void* data() const { return data_; }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  std::size_t size_bytes() const { return size_; }
-
- private:
-  void* data_ = nullptr;
-  std::size_t size_ = 0;
-};
+/// Of the current CUDA device, 256-byte aligned.
+using DeviceMemory = Memory<OnDevice>;
+/// Of the host, which the GPU reads and writes directly.
+using PinnedMemory = Memory<Pinned>;
 
 }  // namespace lockstep::device::cuda
