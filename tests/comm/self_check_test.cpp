@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/forwarding_communicator.h"
 #include "tests/comm/rank_runner.h"
 
 namespace lockstep::comm {
@@ -12,30 +13,13 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 /// Passes everything on to another communicator, but spoils one value of every sum.
-class SpoiledSums final : public Communicator {
+class SpoiledSums final : public ForwardingCommunicator {
  public:
-  explicit SpoiledSums(Communicator& next) : next_(next) {}
-  int rank() const override { return next_.rank(); }
-  int size() const override { return next_.size(); }
-  std::string_view name() const override { return next_.name(); }
+  using ForwardingCommunicator::ForwardingCommunicator;
   void all_reduce(const TreeSum& tree, float* values, std::size_t count) override {
-    next_.all_reduce(tree, values, count);
+    next().all_reduce(tree, values, count);
     values[count - 1] += 1;
   }
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank) override {
-    next_.all_gather(mine, all, bytes_per_rank);
-  }
-  void gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank, int root) override {
-    next_.gather(mine, all, bytes_per_rank, root);
-  }
-  void broadcast(std::span<std::byte> bytes, int root) override { next_.broadcast(bytes, root); }
-  void barrier() override { next_.barrier(); }
-  void check() override { next_.check(); }
-  void abort(std::string_view reason) noexcept override { next_.abort(reason); }
-  void set_position(const Position& position) noexcept override { next_.set_position(position); }
-
- private:
-  Communicator& next_;
 };
 
 TEST(SelfCheck, AWrongSumFailsEveryRankAndNamesTheValue) {

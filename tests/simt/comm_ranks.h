@@ -11,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include "comm/cuda/cuda_communicator.h"
+#include "comm/forwarding_communicator.h"
 #include "comm/threads.h"
 #include "device/cuda/error.h"
 #include "device/cuda/memory.h"
@@ -110,35 +111,20 @@ inline Outcomes run_gpus(
 }
 
 /// Passes host values through the memory of the GPU, so that the suite for all communicators runs on this one.
-class ThroughTheGpu final : public Communicator {
+class ThroughTheGpu final : public ForwardingCommunicator {
  public:
-  explicit ThroughTheGpu(const GpuRank& gpu) : gpu_(gpu), next_(gpu.communicator) {}
-  int rank() const override { return next_.rank(); }
-  int size() const override { return next_.size(); }
-  std::string_view name() const override { return next_.name(); }
+  explicit ThroughTheGpu(const GpuRank& gpu) : ForwardingCommunicator(gpu.communicator), gpu_(gpu) {}
   void all_reduce(const TreeSum& tree, float* values, std::size_t count) override {
     const std::size_t mine = std::max<std::size_t>(1, tree.roots_per_rank.at(static_cast<std::size_t>(rank())));
     const device::cuda::DeviceMemory memory(mine * count * sizeof(float), "the test");
     gpu_.upload({values, values + mine * count}, memory.as<float>());
-    next_.all_reduce(tree, memory.as<float>(), count);
+    next().all_reduce(tree, memory.as<float>(), count);
     const std::vector<float> sum = gpu_.download(memory.as<float>(), count);
     std::copy(sum.begin(), sum.end(), values);
   }
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank) override {
-    next_.all_gather(mine, all, bytes_per_rank);
-  }
-  void gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank, int root) override {
-    next_.gather(mine, all, bytes_per_rank, root);
-  }
-  void broadcast(std::span<std::byte> bytes, int root) override { next_.broadcast(bytes, root); }
-  void barrier() override { next_.barrier(); }
-  void check() override { next_.check(); }
-  void abort(std::string_view reason) noexcept override { next_.abort(reason); }
-  void set_position(const Position& position) noexcept override { next_.set_position(position); }
 
  private:
   GpuRank gpu_;
-  Communicator& next_;
 };
 
 /// A table of one transport, in a file that goes with the object.

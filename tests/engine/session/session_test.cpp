@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/forwarding_communicator.h"
 #include "comm/threads.h"
 #include "device/cpu/cpu_device.h"
 #include "engine/weights/loader.h"
@@ -60,27 +61,13 @@ TEST_F(SessionTest, PadsOfTheVocabularyNeverWinAndNeverShow) {
 }
 
 /// Passes every call on, and keeps what was broadcast: the step plans, which carry each token that was sampled.
-class Recorder final : public comm::Communicator {
+class Recorder final : public comm::ForwardingCommunicator {
  public:
-  explicit Recorder(std::unique_ptr<comm::Communicator> inner) : inner_(std::move(inner)) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  std::string_view name() const override { return inner_->name(); }
-  void all_reduce(const comm::TreeSum& tree, float* values, std::size_t count) override { inner_->all_reduce(tree, values, count); }
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes) override {
-    inner_->all_gather(mine, all, bytes);
-  }
-  void gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes, int root) override {
-    inner_->gather(mine, all, bytes, root);
-  }
+  explicit Recorder(std::unique_ptr<comm::Communicator> inner) : ForwardingCommunicator(*inner), inner_(std::move(inner)) {}
   void broadcast(std::span<std::byte> bytes, int root) override {
     inner_->broadcast(bytes, root);
     heard_.insert(heard_.end(), bytes.begin(), bytes.end());
   }
-  void barrier() override { inner_->barrier(); }
-  void check() override { inner_->check(); }
-  void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
-  void set_position(const comm::Position& position) noexcept override { inner_->set_position(position); }
   const std::vector<std::byte>& heard() const { return heard_; }
 
  private:
