@@ -44,7 +44,7 @@ const StoredTensor* WeightSource::find(std::string_view name) const {
   if (refused == unsupported_index_.end()) return nullptr;
   const UnsupportedTensor& tensor = unsupported_[refused->second];
   throw std::runtime_error(files_.at(tensor.file).path().string() + ": tensor " + quote(tensor.name) + " has type " + tensor.type +
-                           ", which is not supported yet; supported: F32, F16, BF16, and in GGUF files Q8_0, Q4_0, Q4_1");
+                           ", which is not supported; supported are " + device::dtype_names());
 }
 
 const StoredTensor& WeightSource::require(std::string_view name, std::span<const std::size_t> shape) const {
@@ -80,19 +80,19 @@ void WeightSource::read_rows(const StoredTensor& tensor, std::size_t first_row, 
                              std::to_string(first_column) + " + " + std::to_string(num_columns) + " are not within its shape " +
                              shape_text(tensor.shape));
   }
-  const std::size_t block = device::info(tensor.dtype).block_size;
-  if (first_column % block != 0 || num_columns % block != 0) {
+  const device::DTypeInfo& type = device::info(tensor.dtype);
+  if (first_column % type.cut_size() != 0 || num_columns % type.cut_size() != 0) {
     throw std::runtime_error(place(tensor) + ": columns " + std::to_string(first_column) + " + " + std::to_string(num_columns) +
-                             " are not whole blocks of " + std::to_string(block));
+                             " are not whole pieces of " + std::to_string(type.cut_size()));
   }
   const std::size_t stride = device::row_bytes(tensor.dtype, columns);
-  const std::size_t slice = device::row_bytes(tensor.dtype, num_columns);
+  const std::size_t slice = device::covering_bytes(tensor.dtype, first_column, num_columns);
   if (to.size() != num_rows * slice) {
     throw std::invalid_argument(place(tensor) + ": the slice has " + std::to_string(num_rows * slice) + " bytes, the room for it " +
                                 std::to_string(to.size()));
   }
   if (num_columns == columns) return read(tensor, std::uint64_t{first_row} * stride, to);
-  const std::uint64_t start = device::row_bytes(tensor.dtype, first_column);
+  const std::uint64_t start = std::uint64_t{first_column / type.block_size} * type.block_bytes;
   for (std::size_t row = 0; row < num_rows; ++row) {
     read(tensor, std::uint64_t{first_row + row} * stride + start, to.subspan(row * slice, slice));
   }
