@@ -6,7 +6,6 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "parallel/reduction_tree.h"
 #include "parallel/vocab_merge.h"
 
 namespace lockstep::engine {
@@ -31,13 +30,6 @@ std::vector<std::size_t> rows_of_values(const parallel::RankGraph& graph, const 
   return rows;
 }
 
-/// The sum of one value of each rank.
-comm::TreeSum tree_of_ranks(std::size_t num_ranks) {
-  std::vector<parallel::Range> shares;
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) shares.push_back({rank, rank + 1});
-  return parallel::ReductionTree(num_ranks).tree_sum(shares);
-}
-
 }  // namespace
 
 std::size_t activation_bytes(const parallel::RankGraph& graph, const RunnerOptions& options, const device::Device& device) {
@@ -60,9 +52,7 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
       device_(device),
       communicator_(communicator),
       angles_(rotary_angles(rope, options.max_positions)),
-      rotary_{angles_.cosines, angles_.sines, rope.rotary_dim},
-      merge_(graph_.vocabulary_shares),
-      sum_of_ranks_(tree_of_ranks(graph_.shard.num_ranks)) {
+      rotary_{angles_.cosines, angles_.sines, rope.rotary_dim} {
   if (static_cast<std::size_t>(communicator.size()) != graph_.shard.num_ranks ||
       static_cast<std::size_t>(communicator.rank()) != graph_.shard.rank) {
     throw std::invalid_argument("runner: the plan is for rank " + std::to_string(graph_.shard.rank) + " of " +
@@ -87,8 +77,7 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
                          .max_sequences = options_.max_sequences,
                          .max_positions = options_.max_positions,
                          .max_sequence_blocks = (options_.max_positions + options_.kv.block_size - 1) / options_.kv.block_size});
-  device_.prepare_selection(options_.max_logit_rows, runs_of(mine.vocabulary));
-  maxima_ = device_.allocate(2 * mine.num_ranks * options_.max_logit_rows * sizeof(float));
+  selection_ = std::make_unique<RankSelection>(graph_.vocabulary_shares, options_.max_logit_rows, device_, communicator_);
   kv_ = device_.allocate_kv_cache(options_.kv);
   allocate_values();
 }
@@ -210,9 +199,9 @@ void Runner::show(const RankNode& node, const StepContext& step) {
 
 void Runner::deliver(const StepPlan& plan, StepResult& result) {
   const std::size_t num_rows = plan.batch.logit_rows.size();
-  if (!plan.selections.empty()) select(plan);
+  if (!plan.selections.empty()) selection_->select(values_[graph_.logits], plan.selections, plan.changes);
   gather_tops(num_rows, result);
-  if (!plan.selections.empty()) gather_selections(plan, result);
+  if (!plan.selections.empty()) selection_->gather(plan.selections, plan.changes, result.tops, result.selections);
   wanted_rows_.clear();
   for (std::size_t row = 0; row < num_rows; ++row) {
     if (plan.wanted[row] == RowWants::kLogits) wanted_rows_.push_back(static_cast<std::uint32_t>(row));
@@ -223,43 +212,6 @@ void Runner::deliver(const StepPlan& plan, StepResult& result) {
   gather_logits(wanted_rows_, wanted_logits_);
   if (graph_.shard.rank != 0) return;
   for (std::size_t i = 0; i < wanted_rows_.size(); ++i) result.logits[wanted_rows_[i]] = wanted_logits_[i];
-}
-
-/// What stands behind the step on the device: nothing here waits for it.
-void Runner::select(const StepPlan& plan) {
-  const parallel::Range mine = graph_.shard.vocabulary;
-  local_selections_ = plan.selections;
-  local_changes_.clear();
-  auto change = plan.changes.begin();
-  for (device::SelectionRow& row : local_selections_) {
-    const auto end = change + static_cast<std::ptrdiff_t>(row.num_changes);
-    if (change != end && (end - 1)->id >= graph_.dims.vocabulary)
-      throw std::runtime_error("runner: the change of id " + std::to_string((end - 1)->id) + " is not in the vocabulary");
-    row.num_changes = 0;
-    for (; change != end; ++change) {
-      if (change->id < mine.begin || change->id >= mine.end) continue;
-      local_changes_.push_back(*change);
-      local_changes_.back().id -= static_cast<std::uint32_t>(mine.begin);
-      ++row.num_changes;
-    }
-  }
-  const device::Selection selection{local_selections_, local_changes_};
-  const std::size_t num_ranks = graph_.shard.num_ranks;
-  auto* maxima = static_cast<float*>(maxima_->data());
-  device_.begin_selection(values_[graph_.logits], selection, graph_.shard.rank, num_ranks, maxima);
-  if (num_ranks > 1) communicator_.all_reduce(sum_of_ranks_, maxima, 2 * num_ranks * local_selections_.size());
-  device_.finish_selection(values_[graph_.logits], selection, num_ranks, maxima);
-}
-
-void Runner::gather_selections(const StepPlan& plan, StepResult& result) {
-  const std::span<const std::size_t> bytes = merge_.bytes_per_rank(plan.selections);
-  found_.resize(bytes[graph_.shard.rank]);
-  if (!found_.empty()) device_.read_selection(found_);
-  if (graph_.shard.num_ranks == 1) return merge_.merge(found_, plan.selections, plan.changes, result.tops, result.selections);
-  const bool root = graph_.shard.rank == 0;
-  all_found_.resize(root ? std::accumulate(bytes.begin(), bytes.end(), std::size_t{0}) : 0);
-  communicator_.gather(found_, all_found_, bytes, 0);
-  if (root) merge_.merge(all_found_, plan.selections, plan.changes, result.tops, result.selections);
 }
 
 void Runner::fetch(const StepPlan& plan, StepResult& result) {

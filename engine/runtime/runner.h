@@ -9,8 +9,8 @@
 #include "comm/communicator.h"
 #include "device/device.h"
 #include "engine/model/spec.h"
+#include "engine/runtime/rank_selection.h"
 #include "engine/runtime/rotary.h"
-#include "engine/runtime/selection_merge.h"
 #include "engine/runtime/step_runner.h"
 #include "engine/weights/loader.h"
 #include "parallel/plan.h"
@@ -56,8 +56,6 @@ class Runner final : public StepRunner {
   void show(const parallel::RankNode& node, const StepContext& step);
   void deliver(const StepPlan& plan, StepResult& result);
   void gather_tops(std::size_t num_rows, StepResult& result);
-  void select(const StepPlan& plan);
-  void gather_selections(const StepPlan& plan, StepResult& result);
   void fetch(const StepPlan& plan, StepResult& result);
   void gather_logits(std::span<const std::uint32_t> rows, std::span<std::span<const float>> logits);
   void allocate_values();
@@ -77,18 +75,13 @@ class Runner final : public StepRunner {
   Tap tap_;
 
   std::vector<std::size_t> vocabulary_sizes_;  // [ranks]
-  SelectionMerge merge_;
-  comm::TreeSum sum_of_ranks_;  // a value of each
-  std::unique_ptr<device::Buffer> maxima_;
+  std::unique_ptr<RankSelection> selection_;
   std::size_t num_logit_rows_ = 0;  // of the latest step: what a plan may fetch
 
   // Scratch of a step, kept for its capacity.
   std::vector<std::size_t> bytes_per_rank_;
   std::vector<device::Top> local_tops_;
   std::vector<device::Top> all_tops_;
-  std::vector<device::SelectionRow> local_selections_;
-  std::vector<device::LogitChange> local_changes_;
-  std::vector<std::byte> found_, all_found_;
   std::vector<std::uint32_t> wanted_rows_;
   std::vector<std::span<const float>> wanted_logits_;
   std::vector<float> local_logits_;     // [rows][local vocabulary]
