@@ -14,6 +14,16 @@ std::string_view name_of(Activation type) {
   return "?";
 }
 
+std::string_view name_of(Nonlinearity function) {
+  switch (function) {
+    case Nonlinearity::kSilu: return "silu";
+    case Nonlinearity::kGelu: return "gelu";
+    case Nonlinearity::kGeluTanh: return "gelu_tanh";
+    case Nonlinearity::kRelu: return "relu";
+  }
+  return "?";
+}
+
 std::string_view name_of(KvQuantisation quantised) {
   switch (quantised) {
     case KvQuantisation::kNone: return "";

@@ -260,7 +260,7 @@ void Member::all_reduce_add_norm(device::Device& device, const TreeSum& tree, co
   guarded([&] {
     look();
     reduce_one_shot_add_norm(where(), lasting_->exchange->view(), program_of(tree), rows_of(partial), num_rows, rows_of(then.x), then.bias,
-                             then.weight, then.eps, rows_of(then.out));
+                             then.norm, rows_of(then.out));
   });
 }
 

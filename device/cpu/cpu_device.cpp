@@ -176,11 +176,11 @@ class CpuDevice final : public Device {
     }
   }
 
-  void rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) override {
+  void norm(const Matrix& x, std::size_t num_rows, const Norm& norm, const Matrix& out) override {
     const FloatMode mode;
-    require(x.columns == out.columns, "rms_norm: the columns differ");
+    require(x.columns == out.columns, "norm: the columns differ");
     const float* from = floats_of(x, num_rows);
-    into_rows(num_rows, out, 1, [&](std::size_t t, float* row) { kernels_.rms_norm(from + t * x.columns, x.columns, weight, eps, row); });
+    into_rows(num_rows, out, 1, [&](std::size_t t, float* row) { kernels_.norm(from + t * x.columns, x.columns, norm, row); });
   }
 
   void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) override {
@@ -192,10 +192,10 @@ class CpuDevice final : public Device {
               [&](std::size_t, std::size_t t) { kernels_.add(to + t * x.columns, from + t * x.columns, bias, x.columns); });
   }
 
-  void add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
-                    const Matrix& out) override {
+  void add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                const Matrix& out) override {
     add(x, delta, num_rows, bias);
-    rms_norm(x, num_rows, weight, eps, out);
+    this->norm(x, num_rows, norm, out);
   }
 
   void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
@@ -270,12 +270,21 @@ class CpuDevice final : public Device {
     over_rows(tokens, out.columns, [&](std::size_t, std::size_t t) { quantise_row(kernels_, attended_.data() + t * out.columns, to, t); });
   }
 
-  void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
+  void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
     const FloatMode mode;
-    require(gate_up.columns == 2 * out.columns, "swiglu: the input must have twice the columns of the output");
+    require(gate_up.columns == 2 * out.columns, "gated: the input must have twice the columns of the output");
     const float* from = floats_of(gate_up, num_rows);
     const std::size_t n = out.columns;
-    into_rows(num_rows, out, 4, [&](std::size_t t, float* row) { kernels_.swiglu(from + 2 * t * n, from + (2 * t + 1) * n, n, row); });
+    into_rows(num_rows, out, 4,
+              [&](std::size_t t, float* row) { kernels_.activate(function, from + 2 * t * n, from + (2 * t + 1) * n, n, row); });
+  }
+
+  void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override {
+    const FloatMode mode;
+    require(x.columns == out.columns, "activate: the columns differ");
+    const float* from = floats_of(x, num_rows);
+    into_rows(num_rows, out, 4,
+              [&](std::size_t t, float* row) { kernels_.activate(function, from + t * x.columns, nullptr, x.columns, row); });
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {

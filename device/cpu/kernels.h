@@ -79,9 +79,10 @@ struct Kernels {
   void (*linear)(const LinearArgs& args, std::size_t first, std::size_t end, std::byte* scratch);
   std::size_t (*linear_scratch_bytes)(DType dtype, std::size_t num_tokens);
 
-  void (*rms_norm)(const float* x, std::size_t columns, const float* weight, float eps, float* out);
+  void (*norm)(const float* x, std::size_t columns, const Norm& norm, float* out);
   void (*quantise)(const float* x, std::size_t blocks, std::int8_t* quants, float* scales, float* scaled_sums, std::int32_t* sums);
-  void (*swiglu)(const float* gate, const float* up, std::size_t columns, float* out);
+  /// out = function(gate) * up; a null `up` is ones.
+  void (*activate)(Nonlinearity function, const float* gate, const float* up, std::size_t columns, float* out);
   void (*add)(float* x, const float* delta, const float* bias, std::size_t columns);
   void (*exponentials)(const float* x, std::size_t count, float* out);  // for tests: exp of each
   Top (*top)(const float* logits, std::size_t count);

@@ -75,7 +75,8 @@ OpenedModel open_gguf(const fs::path& path) {
   model.weights = std::move(file.tensors);
   add_tensors(*model.weights, hash);
   model.model_hash = hash.hex();
-  model.description = describe(model.spec, *model.weights, "GGUF");
+  const std::size_t parts = model.weights->files().size();
+  model.description = describe(model.spec, *model.weights, parts == 1 ? "GGUF" : "GGUF in " + std::to_string(parts) + " parts");
   return model;
 }
 
@@ -136,7 +137,7 @@ std::vector<fs::path> gguf_files(const fs::path& folder) {
 
 OpenedModel open_any(const fs::path& path) {
   constexpr std::string_view kWanted =
-      "; a model is a .gguf file, a folder with config.json and safetensors, or a folder with one .gguf file";
+      "; a model is a .gguf file, a folder with config.json and safetensors, or a folder with one .gguf file or the parts of one";
   const auto fail = [&](const std::string& message) { throw std::runtime_error(path.string() + ": " + message + std::string(kWanted)); };
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
@@ -148,7 +149,7 @@ OpenedModel open_any(const fs::path& path) {
   if (fs::exists(path / "config.json", error)) return open_folder(path);
   const std::vector<fs::path> files = gguf_files(path);
   if (files.empty()) fail("this folder has neither config.json nor a .gguf file");
-  if (files.size() > 1) {
+  if (files.size() > 1 && gguf_parts(files[0]) != files) {
     fail("this folder has " + std::to_string(files.size()) + " .gguf files, " + quote(files[0].filename().string()) +
          " and others: name one");
   }
