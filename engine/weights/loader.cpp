@@ -51,7 +51,7 @@ class ShardLoader {
       const std::size_t begin = std::max(first, piece_begin);
       const std::size_t end = std::min(first + count, piece_begin + piece.rows.size());
       if (begin < end) {
-        const std::size_t bytes = (end - begin) * device::row_bytes(dtype, piece.columns.size());
+        const std::size_t bytes = (end - begin) * device::covering_bytes(dtype, piece.columns.begin, piece.columns.size());
         const std::size_t first_row = piece.rows.begin + begin - piece_begin;
         read_piece(piece, dtype, {first_row, first_row + end - begin}, to.subspan(written, bytes));
         written += bytes;
@@ -83,11 +83,18 @@ class ShardLoader {
       read_ordered(piece, stored, rows, to);
       return;
     }
-    std::vector<std::byte> raw(rows.size() * device::row_bytes(stored.dtype, piece.columns.size()));
+    const std::size_t bytes = device::covering_bytes(stored.dtype, piece.columns.begin, piece.columns.size());
+    std::vector<std::byte> raw(rows.size() * bytes);
     read_ordered(piece, stored, rows, raw);
-    std::vector<float> values(rows.size() * piece.columns.size());
-    device::dequantise(stored.dtype, raw, values);
-    convert(values, dtype, to);
+    // Whole blocks: a shard that is cut inside of one gets a few columns more, at one side or both.
+    const device::DTypeInfo& type = device::info(stored.dtype);
+    std::vector<float> whole(bytes / type.block_bytes * type.block_size);
+    const std::size_t row_size = to.size() / rows.size();
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+      device::dequantise(stored.dtype, std::span(raw).subspan(row * bytes, bytes), whole);
+      convert(std::span(whole).subspan(piece.columns.begin % type.block_size, piece.columns.size()), dtype,
+              to.subspan(row * row_size, row_size));
+    }
   }
 
   void read_stored(const WeightPiece& piece, const StoredTensor& stored, std::size_t first_row, std::size_t num_rows,
@@ -103,7 +110,7 @@ class ShardLoader {
       read_stored(piece, stored, rows.begin, rows.size(), to);
       return;
     }
-    const std::size_t bytes = device::row_bytes(stored.dtype, piece.columns.size());
+    const std::size_t bytes = device::covering_bytes(stored.dtype, piece.columns.begin, piece.columns.size());
     std::vector<std::byte> head(spec_.head_dim * bytes);
     std::size_t loaded = rows.end;  // no head yet
     for (std::size_t row = rows.begin; row < rows.end; ++row) {

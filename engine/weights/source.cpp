@@ -44,7 +44,7 @@ const StoredTensor* WeightSource::find(std::string_view name) const {
   if (refused == unsupported_index_.end()) return nullptr;
   const UnsupportedTensor& tensor = unsupported_[refused->second];
   throw std::runtime_error(files_.at(tensor.file).path().string() + ": tensor " + quote(tensor.name) + " has type " + tensor.type +
-                           ", which is not supported yet; supported: F32, F16, BF16, and in GGUF files Q8_0, Q4_0, Q4_1");
+                           ", which is not supported; supported are " + device::dtype_names());
 }
 
 const StoredTensor& WeightSource::require(std::string_view name, std::span<const std::size_t> shape) const {
@@ -115,10 +115,10 @@ void WeightSource::check_slice(const StoredTensor& tensor, const MatrixSlice& sl
                              std::to_string(slice.num_rows) + ", columns " + std::to_string(slice.first_column) + " + " +
                              std::to_string(slice.num_columns) + " are not within its shape " + shape_text(tensor.shape));
   }
-  const std::size_t block = device::info(tensor.dtype).block_size;
-  if (slice.first_column % block != 0 || slice.num_columns % block != 0) {
+  const std::size_t cut = device::info(tensor.dtype).cut_size();
+  if (slice.first_column % cut != 0 || slice.num_columns % cut != 0) {
     throw std::runtime_error(place(tensor.name, tensor.file) + ": columns " + std::to_string(slice.first_column) + " + " +
-                             std::to_string(slice.num_columns) + " are not whole blocks of " + std::to_string(block));
+                             std::to_string(slice.num_columns) + " are not whole pieces of " + std::to_string(cut));
   }
 }
 
@@ -126,15 +126,16 @@ void WeightSource::read_rows(const StoredTensor& tensor, std::size_t first_row, 
                              std::size_t num_columns, std::span<std::byte> to) const {
   check_slice(tensor, {first_row, num_rows, first_column, num_columns});
   const std::size_t columns = tensor.columns();
+  const device::DTypeInfo& type = device::info(tensor.dtype);
   const std::size_t stride = device::row_bytes(tensor.dtype, columns);
-  const std::size_t slice = device::row_bytes(tensor.dtype, num_columns);
+  const std::size_t slice = device::covering_bytes(tensor.dtype, first_column, num_columns);
   if (to.size() != num_rows * slice) {
     throw std::invalid_argument(place(tensor.name, tensor.file) + ": the slice has " + std::to_string(num_rows * slice) +
                                 " bytes, the room for it " + std::to_string(to.size()));
   }
   if (tensor.packed) return tensor.packed->open(*this, {first_row, num_rows, first_column, num_columns})->read(0, num_rows, to);
   if (num_columns == columns) return read(tensor, std::uint64_t{first_row} * stride, to);
-  const std::uint64_t start = device::row_bytes(tensor.dtype, first_column);
+  const std::uint64_t start = std::uint64_t{first_column / type.block_size} * type.block_bytes;
   for (std::size_t row = 0; row < num_rows; ++row) {
     read(tensor, std::uint64_t{first_row + row} * stride + start, to.subspan(row * slice, slice));
   }

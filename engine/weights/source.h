@@ -104,8 +104,8 @@ class WeightSource {
   /// tensor, or not readable.
   void read(const StoredTensor& tensor, std::uint64_t byte_offset, std::span<std::byte> to) const;
   /// Rows [first_row, first_row + num_rows), columns [first_column, first_column + num_columns), dense, as stored:
-  /// `to` holds num_rows * row_bytes(dtype, num_columns) bytes. Whole rows are one read. Column bounds are whole blocks of the type. Errors
-  /// as those of read().
+  /// `to` holds num_rows * covering_bytes(dtype, first_column, num_columns) bytes: whole blocks, though the bounds may be inside of
+  /// super-blocks, at multiples of 32. Whole rows are one read. Errors as those of read().
   void read_rows(const StoredTensor& tensor, std::size_t first_row, std::size_t num_rows, std::size_t first_column, std::size_t num_columns,
                  std::span<std::byte> to) const;
   /// The same for a slice that will be taken in pieces: of a packed matrix, everything that it needs is read at once.
