@@ -80,7 +80,11 @@ Int8View int8_of(const Matrix& matrix, std::size_t rows) {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const CpuOptions& options)
-      : kernels_(kernels_for(options.isa)), pool_(options.num_threads), attention_(pool_, kernels_), scratch_(options.num_threads) {}
+      : kernels_(kernels_for(options.isa)),
+        pool_(options.num_threads),
+        attention_(pool_, kernels_),
+        arenas_(options.num_threads),
+        scratch_(options.num_threads) {}
 
   std::string description() const override {
     return "cpu " + std::string(isa_name(kernels_.isa)) + ", " + std::to_string(pool_.size()) +
@@ -104,7 +108,7 @@ class CpuDevice final : public Device {
   }
 
   std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) override {
-    return load_cpu_weight(std::move(spec), kernels_.q8_offset, read, pool_, arena_);
+    return load_cpu_weight(std::move(spec), kernels_.q8_offset, read, pool_, arenas_);
   }
 
   std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) override {
@@ -152,16 +156,26 @@ class CpuDevice final : public Device {
       return;
     }
     const CpuWeight& weight = static_cast<const CpuWeight&>(*table);
-    require(columns == weight.spec().columns, "embed: the columns of the table and of the output differ");
-    const std::size_t bytes = row_bytes(weight.spec().dtype, columns);
+    require(columns == weight.spec().columns && weight.spec().first_column == 0,
+            "embed: the columns of the table and of the output differ");
+    const DType dtype = weight.spec().dtype;
+    const bool blocks = info(dtype).block_quantised();
+    const std::size_t bytes = blocks ? 0 : row_bytes(dtype, columns);
     reserve_scratch(bytes);
     over_rows(batch.num_tokens(), columns, [&](std::size_t thread, std::size_t t) {
       const std::span row(to + t * columns, columns);
       const std::int64_t index = std::int64_t{batch.token_ids[t]} - first_id;
       if (index < 0 || index >= static_cast<std::int64_t>(weight.spec().rows)) return std::fill(row.begin(), row.end(), 0.0f);
-      const std::span stored(scratch_[thread].data(), bytes);
-      unpack_row(weight.shape(), weight.data(), static_cast<std::size_t>(index), stored);
-      dequantise(weight.spec().dtype, stored, row);
+      const std::size_t at = static_cast<std::size_t>(index), panel = at / kLanes, owner = weight.shape().share_of(panel);
+      const std::byte* share = weight.share(owner);
+      if (blocks) {
+        const std::byte* packed = share + (panel - weight.shape().share_begin(owner)) * weight.shape().panel_bytes();
+        kernels_.expand_row(dtype, packed, columns, at % kLanes, row.data());
+      } else {
+        const std::span stored(scratch_[thread].data(), bytes);
+        unpack_float_row(weight.shape(), share, at, stored);
+        dequantise(dtype, stored, row);
+      }
       for (float& value : row) value += 0.0f;  // -0 becomes +0, as it does where the rows of other ranks are added
     });
   }
@@ -207,24 +221,25 @@ class CpuDevice final : public Device {
     require(bias == nullptr || roots == 1, "linear: a bias needs a product with one root");
     LinearArgs args{};
     args.dtype = w.spec().dtype;
-    args.weights = w.data();
     args.rows = w.spec().rows;
     args.columns = w.spec().columns;
+    args.first_block = w.shape().first_block();
+    args.panel_bytes = w.shape().panel_bytes();
     args.leaves = w.spec().leaves.data();
     args.num_leaves = w.spec().leaves.size();
     args.num_tokens = num_rows;
     args.bias = bias;
     args.out = floats_of(out, roots * num_rows) + out_column;
     args.out_stride = out.columns;
-    if (info(args.dtype).block_quantised()) {
+    if (info(args.dtype).block_quantised() && in.type == Activation::kInt8Blocks) {
       args.int8 = int8_of(in, num_rows);
     } else {
       args.floats = floats_of(in, num_rows);
     }
     if (num_rows == 0 || args.rows == 0) return;
-    reserve_scratch(kernels_.linear_scratch_bytes(args.dtype, num_rows));
+    reserve_scratch(kernels_.linear_scratch_bytes(args));
     const auto share = [&](std::size_t thread, std::size_t scratch) {
-      kernels_.linear(args, w.shape().share_begin(thread), w.shape().share_begin(thread + 1), scratch_[scratch].data());
+      kernels_.linear(args, w.share(thread), w.shape().share_begin(thread), w.shape().share_begin(thread + 1), scratch_[scratch].data());
     };
     if (w.size_bytes() * num_rows <= kSmallProduct) {
       for (std::size_t thread = 0; thread < pool_.size(); ++thread) share(thread, 0);
@@ -397,7 +412,7 @@ class CpuDevice final : public Device {
   std::vector<Top> tops_;
   ThreadPool pool_;
   AttentionRunner attention_;
-  Arena arena_;
+  std::vector<Arena> arenas_;                    // of each thread
   std::vector<std::vector<std::byte>> scratch_;  // of each thread
   std::vector<float> attended_;                  // attention results on their way to int8
 };
