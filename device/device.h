@@ -58,6 +58,10 @@ struct WeightSpec {
   std::vector<Leaf> leaves;      // a column-parallel product has one: {columns, 0, true}
   std::size_t first_column = 0;  // of `columns` within its super-block, where the type has them: a shard may begin inside of one
   std::size_t num_roots() const;
+  /// @param most_open_sums  partial sums that the device can keep between two leaves
+  /// @throws std::invalid_argument, naming the weight, if there is no column, or the leaves do not cover the columns, cut a block, or leave
+  /// too many sums or a root of several.
+  void check(std::size_t most_open_sums) const;
   /// The whole blocks that hold the columns: covering_bytes(dtype, first_column, columns).
   std::size_t stored_row_bytes() const;
 };
