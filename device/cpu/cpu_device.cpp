@@ -85,6 +85,7 @@ class CpuDevice final : public Device {
         pool_(options.num_threads),
         attention_(pool_, kernels_),
         selection_(pool_, options.isa),
+        arenas_(options.num_threads),
         scratch_(options.num_threads) {}
 
   std::string description() const override {
@@ -109,7 +110,7 @@ class CpuDevice final : public Device {
   }
 
   std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) override {
-    return load_cpu_weight(std::move(spec), kernels_.q8_offset, read, pool_, arena_);
+    return load_cpu_weight(std::move(spec), kernels_.q8_offset, read, pool_, arenas_);
   }
 
   std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) override {
@@ -157,16 +158,26 @@ class CpuDevice final : public Device {
       return;
     }
     const CpuWeight& weight = static_cast<const CpuWeight&>(*table);
-    require(columns == weight.spec().columns, "embed: the columns of the table and of the output differ");
-    const std::size_t bytes = row_bytes(weight.spec().dtype, columns);
+    require(columns == weight.spec().columns && weight.spec().first_column == 0,
+            "embed: the columns of the table and of the output differ");
+    const DType dtype = weight.spec().dtype;
+    const bool blocks = info(dtype).block_quantised();
+    const std::size_t bytes = blocks ? 0 : row_bytes(dtype, columns);
     reserve_scratch(bytes);
     over_rows(batch.num_tokens(), columns, [&](std::size_t thread, std::size_t t) {
       const std::span row(to + t * columns, columns);
       const std::int64_t index = std::int64_t{batch.token_ids[t]} - first_id;
       if (index < 0 || index >= static_cast<std::int64_t>(weight.spec().rows)) return std::fill(row.begin(), row.end(), 0.0f);
-      const std::span stored(scratch_[thread].data(), bytes);
-      unpack_row(weight.shape(), weight.data(), static_cast<std::size_t>(index), stored);
-      dequantise(weight.spec().dtype, stored, row);
+      const std::size_t at = static_cast<std::size_t>(index), panel = at / kLanes, owner = weight.shape().share_of(panel);
+      const std::byte* share = weight.share(owner);
+      if (blocks) {
+        const std::byte* packed = share + (panel - weight.shape().share_begin(owner)) * weight.shape().panel_bytes();
+        kernels_.expand_row(dtype, packed, columns, at % kLanes, row.data());
+      } else {
+        const std::span stored(scratch_[thread].data(), bytes);
+        unpack_float_row(weight.shape(), share, at, stored);
+        dequantise(dtype, stored, row);
+      }
       for (float& value : row) value += 0.0f;  // -0 becomes +0, as it does where the rows of other ranks are added
     });
   }
@@ -181,11 +192,11 @@ class CpuDevice final : public Device {
     }
   }
 
-  void rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) override {
+  void norm(const Matrix& x, std::size_t num_rows, const Norm& norm, const Matrix& out) override {
     const FloatMode mode;
-    require(x.columns == out.columns, "rms_norm: the columns differ");
+    require(x.columns == out.columns, "norm: the columns differ");
     const float* from = floats_of(x, num_rows);
-    into_rows(num_rows, out, 1, [&](std::size_t t, float* row) { kernels_.rms_norm(from + t * x.columns, x.columns, weight, eps, row); });
+    into_rows(num_rows, out, 1, [&](std::size_t t, float* row) { kernels_.norm(from + t * x.columns, x.columns, norm, row); });
   }
 
   void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) override {
@@ -197,10 +208,10 @@ class CpuDevice final : public Device {
               [&](std::size_t, std::size_t t) { kernels_.add(to + t * x.columns, from + t * x.columns, bias, x.columns); });
   }
 
-  void add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
-                    const Matrix& out) override {
+  void add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                const Matrix& out) override {
     add(x, delta, num_rows, bias);
-    rms_norm(x, num_rows, weight, eps, out);
+    this->norm(x, num_rows, norm, out);
   }
 
   void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
@@ -212,24 +223,25 @@ class CpuDevice final : public Device {
     require(bias == nullptr || roots == 1, "linear: a bias needs a product with one root");
     LinearArgs args{};
     args.dtype = w.spec().dtype;
-    args.weights = w.data();
     args.rows = w.spec().rows;
     args.columns = w.spec().columns;
+    args.first_block = w.shape().first_block();
+    args.panel_bytes = w.shape().panel_bytes();
     args.leaves = w.spec().leaves.data();
     args.num_leaves = w.spec().leaves.size();
     args.num_tokens = num_rows;
     args.bias = bias;
     args.out = floats_of(out, roots * num_rows) + out_column;
     args.out_stride = out.columns;
-    if (info(args.dtype).block_quantised()) {
+    if (info(args.dtype).block_quantised() && in.type == Activation::kInt8Blocks) {
       args.int8 = int8_of(in, num_rows);
     } else {
       args.floats = floats_of(in, num_rows);
     }
     if (num_rows == 0 || args.rows == 0) return;
-    reserve_scratch(kernels_.linear_scratch_bytes(args.dtype, num_rows));
+    reserve_scratch(kernels_.linear_scratch_bytes(args));
     const auto share = [&](std::size_t thread, std::size_t scratch) {
-      kernels_.linear(args, w.shape().share_begin(thread), w.shape().share_begin(thread + 1), scratch_[scratch].data());
+      kernels_.linear(args, w.share(thread), w.shape().share_begin(thread), w.shape().share_begin(thread + 1), scratch_[scratch].data());
     };
     if (w.size_bytes() * num_rows <= kSmallProduct) {
       for (std::size_t thread = 0; thread < pool_.size(); ++thread) share(thread, 0);
@@ -275,12 +287,21 @@ class CpuDevice final : public Device {
     over_rows(tokens, out.columns, [&](std::size_t, std::size_t t) { quantise_row(kernels_, attended_.data() + t * out.columns, to, t); });
   }
 
-  void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
+  void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
     const FloatMode mode;
-    require(gate_up.columns == 2 * out.columns, "swiglu: the input must have twice the columns of the output");
+    require(gate_up.columns == 2 * out.columns, "gated: the input must have twice the columns of the output");
     const float* from = floats_of(gate_up, num_rows);
     const std::size_t n = out.columns;
-    into_rows(num_rows, out, 4, [&](std::size_t t, float* row) { kernels_.swiglu(from + 2 * t * n, from + (2 * t + 1) * n, n, row); });
+    into_rows(num_rows, out, 4,
+              [&](std::size_t t, float* row) { kernels_.activate(function, from + 2 * t * n, from + (2 * t + 1) * n, n, row); });
+  }
+
+  void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override {
+    const FloatMode mode;
+    require(x.columns == out.columns, "activate: the columns differ");
+    const float* from = floats_of(x, num_rows);
+    into_rows(num_rows, out, 4,
+              [&](std::size_t t, float* row) { kernels_.activate(function, from + t * x.columns, nullptr, x.columns, row); });
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
@@ -416,7 +437,7 @@ class CpuDevice final : public Device {
   ThreadPool pool_;
   AttentionRunner attention_;
   CpuSelection selection_;
-  Arena arena_;
+  std::vector<Arena> arenas_;                    // of each thread
   std::vector<std::vector<std::byte>> scratch_;  // of each thread
   std::vector<float> attended_;                  // attention results on their way to int8
 };

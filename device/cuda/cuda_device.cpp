@@ -92,7 +92,7 @@ HeadMap head_map(const AttentionSpec& spec) {
 
 class CudaDeviceOnStream final : public CudaDevice {
  public:
-  explicit CudaDeviceOnStream(const CudaOptions& options) : options_(options) {
+  explicit CudaDeviceOnStream(const CudaOptions& options) : options_(options), host_threads_(options.host_threads) {
     check(cudaSetDevice(options.ordinal), "choosing a GPU");
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, options.ordinal), "asking for the properties of a GPU");
@@ -139,7 +139,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   }
 
   std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) override {
-    auto weight = load_cuda_weight(std::move(spec), read, cublas_ ? PlainRows::kKeep : PlainRows::kDrop);
+    auto weight = load_cuda_weight(std::move(spec), read, cublas_ ? PlainRows::kKeep : PlainRows::kDrop, &host_threads_);
     check(cudaDeviceSynchronize(), "uploading weights");
     return weight;
   }
@@ -221,17 +221,17 @@ class CudaDeviceOnStream final : public CudaDevice {
     gather_rows(launch(), rows_of(from), step().logit_rows, step().num_logit_rows, rows_of(out));
   }
 
-  void rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) override {
-    cuda::rms_norm(launch(), rows_of(x), num_rows, weight, eps, rows_of(out));
+  void norm(const Matrix& x, std::size_t num_rows, const Norm& norm, const Matrix& out) override {
+    cuda::norm(launch(), rows_of(x), num_rows, norm, rows_of(out));
   }
 
   void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) override {
     cuda::add(launch(), rows_of(x), rows_of(delta), num_rows, bias);
   }
 
-  void add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
-                    const Matrix& out) override {
-    cuda::add_rms_norm(launch(), rows_of(x), rows_of(delta), num_rows, bias, weight, eps, rows_of(out));
+  void add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                const Matrix& out) override {
+    cuda::add_norm(launch(), rows_of(x), rows_of(delta), num_rows, bias, norm, rows_of(out));
   }
 
   void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
@@ -260,8 +260,12 @@ class CudaDeviceOnStream final : public CudaDevice {
     cuda::attention(launch(), rows_of(qkv), step(), heads, spec.scale, spec.window, own, layer, scratch_.data(), rows_of(out));
   }
 
-  void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
-    cuda::swiglu(launch(), rows_of(gate_up), num_rows, rows_of(out));
+  void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
+    cuda::gated(launch(), function, rows_of(gate_up), num_rows, rows_of(out));
+  }
+
+  void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override {
+    cuda::activate(launch(), function, rows_of(x), num_rows, rows_of(out));
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
@@ -351,6 +355,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   }
 
   CudaOptions options_;
+  cpu::ThreadPool host_threads_;
   std::string name_;
   int multiprocessors_ = 1;
   int compute_major_ = 0;

@@ -189,6 +189,7 @@ void Coordinator::run_when_idle(StepPlan& plan, StepResult& result) {
   if (is_over_) throw std::logic_error("coordinator: it was stopped, or a step failed");
   if (num_in_flight_ != 0)
     throw std::logic_error("coordinator: it is not idle, " + std::to_string(num_in_flight_) + " requests are in flight");
+  scheduler_.forget_prefixes();  // the plan may overwrite any block
   run_everywhere(plan, result);
 }
 

@@ -140,7 +140,9 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
   const auto output = [&]() -> const Matrix& { return values_[node.output]; };
   switch (node.op) {
     case RankOp::kEmbed: embed(node); return;
-    case RankOp::kRmsNorm: device_.rms_norm(input(), step.rows, vector_of(node.vector), graph_.rms_norm_eps, output()); return;
+    case RankOp::kRmsNorm:
+      device_.norm(input(), step.rows, device::Norm::rms(vector_of(node.vector), graph_.rms_norm_eps), output());
+      return;
     case RankOp::kConvert: device_.convert(input(), step.rows, output()); return;
     case RankOp::kLinear:
       if (shard_.weights[node.weight])
@@ -150,7 +152,7 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
       device_.rotate_and_append(input(), attention_, rotary_.rotary_dim > 0 ? &rotary_ : nullptr, *kv_, node.layer);
       return;
     case RankOp::kAttention: device_.attention(input(), attention_, *kv_, node.layer, output()); return;
-    case RankOp::kSwiglu: device_.swiglu(input(), step.rows, output()); return;
+    case RankOp::kSwiglu: device_.gated(device::Nonlinearity::kSilu, input(), step.rows, output()); return;
     case RankOp::kAllReduce:
       communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(input().data), step.rows * input().columns);
       return;
@@ -172,13 +174,13 @@ void Runner::embed(const RankNode& node) {
 }
 
 void Runner::add_rms_norm(const RankNode& node, std::size_t rows) {
-  const comm::ResidualNorm then{values_[node.residual], vector_of(node.vector), vector_of(node.norm), graph_.rms_norm_eps,
-                                values_[node.output]};
+  const comm::ResidualNorm then{values_[node.residual], vector_of(node.vector),
+                                device::Norm::rms(vector_of(node.norm), graph_.rms_norm_eps), values_[node.output]};
   const Matrix& delta = values_[node.input];
   if (node.tree != kNone && !tap_) return communicator_.all_reduce_add_norm(device_, graph_.trees[node.tree], delta, rows, then);
   // A tap wants to see the sum, which need not stand anywhere after the fused call.
   if (node.tree != kNone) communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(delta.data), rows * delta.columns);
-  device_.add_rms_norm(then.x, delta, rows, then.bias, then.weight, then.eps, then.out);
+  device_.add_norm(then.x, delta, rows, then.bias, then.norm, then.out);
 }
 
 void Runner::show(const RankNode& node, const StepContext& step) {
