@@ -86,6 +86,7 @@ void quantise(DType dtype, std::span<const float> values, std::span<std::byte> t
     throw std::invalid_argument("quantise: room for whole blocks is needed");
   if (!std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); }))
     throw std::runtime_error("a value is not finite");
+  if (dtype != DType::kF32 && dtype != DType::kBF16) checked_half(extreme(values));
   switch (dtype) {
     case DType::kF32: std::memcpy(to.data(), values.data(), values.size_bytes()); return;
     case DType::kF16:

@@ -261,9 +261,15 @@ void quantise_model(const QuantiseOptions& options, const std::function<void(con
   const ModelSpec spec = plan.model.spec;
   FileDescriptor file(with_suffix(options.output, ".partial"), O_RDWR | O_CREAT | O_CLOEXEC);
   if (!file.try_lock()) throw std::runtime_error(file.path().string() + ": another process is writing it");
-  Quantiser(std::move(plan), report).write(file, options.threads);
-  check_same_model(spec, spec_from_gguf(read_gguf(InputFile(file.path()))));
-  file.sync();
+  try {
+    Quantiser(std::move(plan), report).write(file, options.threads);
+    check_same_model(spec, spec_from_gguf(read_gguf(InputFile(file.path()))));
+    file.sync();
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(file.path(), ignored);
+    throw;
+  }
   file.rename_to(options.output);
   sync_folder_of(options.output);
 }

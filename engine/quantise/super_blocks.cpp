@@ -49,10 +49,12 @@ ScaleAndMinimum fit_part(const float* values) {
       sum_xq += values[i] * q;
     }
     const float determinant = 32.0f * sum_qq - sum_q * sum_q;
-    if (!(determinant > 0.0f)) continue;
-    float scale = (32.0f * sum_xq - sum_q * sum_x) / determinant;
-    float offset = (sum_qq * sum_x - sum_q * sum_xq) / determinant;
-    if (offset > 0.0f) {
+    float scale = 0.0f, offset = 0.0f;
+    if (determinant > 0.0f) {
+      scale = (32.0f * sum_xq - sum_q * sum_x) / determinant;
+      offset = (sum_qq * sum_x - sum_q * sum_xq) / determinant;
+    }
+    if (determinant <= 0.0f || offset > 0.0f) {  // one quant for all values, or a minimum above zero, which there is not
       offset = 0.0f;
       scale = sum_xq / sum_qq;
     }
