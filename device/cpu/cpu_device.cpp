@@ -10,6 +10,7 @@
 #include "device/cpu/int8_matrix.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/memory.h"
+#include "device/cpu/selection.h"
 #include "device/cpu/thread_pool.h"
 #include "device/cpu/weight.h"
 
@@ -80,7 +81,12 @@ Int8View int8_of(const Matrix& matrix, std::size_t rows) {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const CpuOptions& options)
-      : kernels_(kernels_for(options.isa)), pool_(options.num_threads), attention_(pool_, kernels_), scratch_(options.num_threads) {}
+      : kernels_(kernels_for(options.isa)),
+        pool_(options.num_threads),
+        attention_(pool_, kernels_),
+        selection_(pool_, options.isa),
+        arenas_(options.num_threads),
+        scratch_(options.num_threads) {}
 
   std::string description() const override {
     return "cpu " + std::string(isa_name(kernels_.isa)) + ", " + std::to_string(pool_.size()) +
@@ -104,7 +110,7 @@ class CpuDevice final : public Device {
   }
 
   std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) override {
-    return load_cpu_weight(std::move(spec), kernels_.q8_offset, read, pool_, arena_);
+    return load_cpu_weight(std::move(spec), kernels_.q8_offset, read, pool_, arenas_);
   }
 
   std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) override {
@@ -152,16 +158,26 @@ class CpuDevice final : public Device {
       return;
     }
     const CpuWeight& weight = static_cast<const CpuWeight&>(*table);
-    require(columns == weight.spec().columns, "embed: the columns of the table and of the output differ");
-    const std::size_t bytes = row_bytes(weight.spec().dtype, columns);
+    require(columns == weight.spec().columns && weight.spec().first_column == 0,
+            "embed: the columns of the table and of the output differ");
+    const DType dtype = weight.spec().dtype;
+    const bool blocks = info(dtype).block_quantised();
+    const std::size_t bytes = blocks ? 0 : row_bytes(dtype, columns);
     reserve_scratch(bytes);
     over_rows(batch.num_tokens(), columns, [&](std::size_t thread, std::size_t t) {
       const std::span row(to + t * columns, columns);
       const std::int64_t index = std::int64_t{batch.token_ids[t]} - first_id;
       if (index < 0 || index >= static_cast<std::int64_t>(weight.spec().rows)) return std::fill(row.begin(), row.end(), 0.0f);
-      const std::span stored(scratch_[thread].data(), bytes);
-      unpack_row(weight.shape(), weight.data(), static_cast<std::size_t>(index), stored);
-      dequantise(weight.spec().dtype, stored, row);
+      const std::size_t at = static_cast<std::size_t>(index), panel = at / kLanes, owner = weight.shape().share_of(panel);
+      const std::byte* share = weight.share(owner);
+      if (blocks) {
+        const std::byte* packed = share + (panel - weight.shape().share_begin(owner)) * weight.shape().panel_bytes();
+        kernels_.expand_row(dtype, packed, columns, at % kLanes, row.data());
+      } else {
+        const std::span stored(scratch_[thread].data(), bytes);
+        unpack_float_row(weight.shape(), share, at, stored);
+        dequantise(dtype, stored, row);
+      }
       for (float& value : row) value += 0.0f;  // -0 becomes +0, as it does where the rows of other ranks are added
     });
   }
@@ -207,24 +223,25 @@ class CpuDevice final : public Device {
     require(bias == nullptr || roots == 1, "linear: a bias needs a product with one root");
     LinearArgs args{};
     args.dtype = w.spec().dtype;
-    args.weights = w.data();
     args.rows = w.spec().rows;
     args.columns = w.spec().columns;
+    args.first_block = w.shape().first_block();
+    args.panel_bytes = w.shape().panel_bytes();
     args.leaves = w.spec().leaves.data();
     args.num_leaves = w.spec().leaves.size();
     args.num_tokens = num_rows;
     args.bias = bias;
     args.out = floats_of(out, roots * num_rows) + out_column;
     args.out_stride = out.columns;
-    if (info(args.dtype).block_quantised()) {
+    if (info(args.dtype).block_quantised() && in.type == Activation::kInt8Blocks) {
       args.int8 = int8_of(in, num_rows);
     } else {
       args.floats = floats_of(in, num_rows);
     }
     if (num_rows == 0 || args.rows == 0) return;
-    reserve_scratch(kernels_.linear_scratch_bytes(args.dtype, num_rows));
+    reserve_scratch(kernels_.linear_scratch_bytes(args));
     const auto share = [&](std::size_t thread, std::size_t scratch) {
-      kernels_.linear(args, w.shape().share_begin(thread), w.shape().share_begin(thread + 1), scratch_[scratch].data());
+      kernels_.linear(args, w.share(thread), w.shape().share_begin(thread), w.shape().share_begin(thread + 1), scratch_[scratch].data());
     };
     if (w.size_bytes() * num_rows <= kSmallProduct) {
       for (std::size_t thread = 0; thread < pool_.size(); ++thread) share(thread, 0);
@@ -308,6 +325,27 @@ class CpuDevice final : public Device {
   void read_tops(std::span<Top> tops) override {
     require(tops.size() <= tops_.size(), "read_tops: fewer tops were found");
     std::copy_n(tops_.begin(), tops.size(), tops.begin());
+  }
+
+  void prepare_selection(std::size_t, std::span<const SegmentRun> runs) override { selection_.prepare(runs); }
+
+  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override {
+    const FloatMode mode;
+    for (const SelectionRow& row : selection.rows)
+      require(logits.columns == 0 || row.row < tops_.size(), "begin_selection: a row of which there is no top");
+    maxima_of_rows_.resize(tops_.size());
+    std::transform(tops_.begin(), tops_.end(), maxima_of_rows_.begin(), [](const Top& top) { return top.logit; });
+    selection_.begin(floats_of(logits, 0), logits.columns, maxima_of_rows_, selection, rank, num_ranks, maxima);
+  }
+
+  void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) override {
+    const FloatMode mode;
+    selection_.finish(floats_of(logits, 0), logits.columns, selection, num_ranks, maxima);
+  }
+
+  void read_selection(std::span<std::byte> found) override {
+    require(found.size() >= selection_.size_bytes(), "read_selection: no room for what was found");
+    selection_.read(found);
   }
 
  private:
@@ -395,9 +433,11 @@ class CpuDevice final : public Device {
   const Kernels& kernels_;
   const StepBatch* step_ = nullptr;
   std::vector<Top> tops_;
+  std::vector<float> maxima_of_rows_;
   ThreadPool pool_;
   AttentionRunner attention_;
-  Arena arena_;
+  CpuSelection selection_;
+  std::vector<Arena> arenas_;                    // of each thread
   std::vector<std::vector<std::byte>> scratch_;  // of each thread
   std::vector<float> attended_;                  // attention results on their way to int8
 };

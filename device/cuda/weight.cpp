@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <cstring>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "device/cuda/linear.h"
 #include "device/cuda/weight_packing.h"
@@ -33,6 +35,28 @@ class CopyStream {
   cudaStream_t stream_ = nullptr;
 };
 
+bool has_kernels(DType dtype) {
+  return !info(dtype).block_quantised() || dtype == DType::kQ8_0 || dtype == DType::kQ4_0 || dtype == DType::kQ4_1;
+}
+
+/// Rows of any type as bf16: what the kernels would make of them (docs/numerics.md, N8), at 2 bytes an element of the GPU's memory.
+ReadRows bfloat16_rows(const WeightSpec& spec, const ReadRows& read) {
+  return [&spec, &read](std::size_t first, std::size_t count, std::span<std::byte> to) {
+    const DTypeInfo& type = info(spec.dtype);
+    const std::size_t bytes = spec.stored_row_bytes();
+    std::vector<std::byte> stored(count * bytes);
+    std::vector<float> whole(bytes / type.block_bytes * type.block_size);
+    read(first, count, stored);
+    for (std::size_t row = 0; row < count; ++row) {
+      dequantise(spec.dtype, std::span(stored).subspan(row * bytes, bytes), whole);
+      for (std::size_t k = 0; k < spec.columns; ++k) {
+        const std::uint16_t value = float_to_bfloat16(whole[spec.first_column + k]);
+        std::memcpy(&to[(row * spec.columns + k) * sizeof value], &value, sizeof value);
+      }
+    }
+  };
+}
+
 }  // namespace
 
 Activation activation_for(DType weight) {
@@ -44,6 +68,12 @@ Activation activation_for(DType weight) {
 }
 
 std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read, PlainRows plain_rows, cpu::ThreadPool* threads) {
+  if (!has_kernels(spec.dtype)) {
+    WeightSpec expanded = spec;
+    expanded.dtype = DType::kBF16;
+    expanded.first_column = 0;
+    return load_cuda_weight(std::move(expanded), bfloat16_rows(spec, read), plain_rows, threads);
+  }
   cpu::ThreadPool this_thread(1);
   cpu::ThreadPool& pool = threads != nullptr ? *threads : this_thread;
   auto weight = std::make_unique<CudaWeight>();

@@ -10,6 +10,7 @@
 #include "engine/model/hf_config.h"
 #include "engine/weights/fnv128.h"
 #include "engine/weights/gguf.h"
+#include "engine/weights/quantisation.h"
 #include "engine/weights/quote.h"
 #include "engine/weights/safetensors.h"
 
@@ -38,6 +39,7 @@ void add_tensors(const WeightSource& weights, Fnv128& hash) {
   for (const StoredTensor& tensor : weights.tensors()) {
     hash.add(tensor.name);
     hash.add(device::info(tensor.dtype).name);
+    if (!tensor.format.empty()) hash.add(tensor.format);
     hash.add(std::uint64_t{tensor.shape.size()});
     for (const std::size_t axis : tensor.shape) hash.add(std::uint64_t{axis});
   }
@@ -50,7 +52,7 @@ void add_tensors(const WeightSource& weights, Fnv128& hash) {
 
 std::string describe(const ModelSpec& spec, const WeightSource& weights, const std::string& container) {
   std::map<std::string_view, std::size_t> types;
-  for (const StoredTensor& tensor : weights.tensors()) ++types[device::info(tensor.dtype).name];
+  for (const StoredTensor& tensor : weights.tensors()) ++types[tensor.format.empty() ? device::info(tensor.dtype).name : tensor.format];
   std::string text = spec.architecture + ", " + std::to_string(spec.num_layers) + " layers, " + std::to_string(spec.num_heads) +
                      " heads (" + std::to_string(spec.num_kv_heads) + " KV) of " + std::to_string(spec.head_dim) + ", hidden " +
                      std::to_string(spec.hidden_size) + ", inner " + std::to_string(spec.intermediate_size) + ", vocabulary " +
@@ -109,7 +111,9 @@ OpenedModel open_folder(const fs::path& folder) {
   } else if (tokenizer_config) {
     model.chat_template = chat_template_from_tokenizer_config(*tokenizer_config, tokenizer_path.string());
   }
+  const auto quantisation = quantisation_from_config(config, config_path.string());
   model.weights = read_safetensors_folder(folder);
+  if (quantisation) model.weights = unite_quantised(std::move(model.weights), *quantisation);
 
   Fnv128 hash;
   hash.add(std::string_view("safetensors"));

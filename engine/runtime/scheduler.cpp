@@ -5,11 +5,15 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace lockstep::engine {
 namespace {
 
-SchedulerOptions checked(const SchedulerOptions& options) {
+/// Attention reads keys in spans of so many positions (docs/numerics.md, N5), those that a query sees and their neighbours.
+constexpr std::size_t kAttentionSpan = 64;
+
+SchedulerOptions checked(SchedulerOptions options) {
   const auto at_least_one = [](std::size_t value, const char* name) {
     if (value == 0) throw std::invalid_argument(std::string("scheduler: ") + name + " must be at least 1");
   };
@@ -17,6 +21,7 @@ SchedulerOptions checked(const SchedulerOptions& options) {
   at_least_one(options.max_num_batched_tokens, "max_num_batched_tokens");
   at_least_one(options.num_blocks, "num_blocks");
   at_least_one(options.block_size, "block_size");
+  if (options.window != 0) options.prefix_caching = false;
   return options;
 }
 
@@ -139,8 +144,19 @@ void Scheduler::publish_blocks(Sequence& sequence) {
   }
 }
 
+void Scheduler::give_back_unseen(Sequence& sequence) {
+  if (options_.window == 0 || sequence.num_computed < options_.window) return;
+  const std::size_t first_seen = sequence.num_computed + 1 - options_.window;  // by the next query
+  const std::size_t first_read = first_seen / kAttentionSpan * kAttentionSpan;
+  for (; (sequence.num_unseen + 1) * options_.block_size <= first_read; ++sequence.num_unseen) {
+    blocks_.release(std::exchange(sequence.block_table[sequence.num_unseen], 0));
+  }
+}
+
 void Scheduler::release(Sequence& sequence) {
+  sequence.block_table.erase(sequence.block_table.begin(), sequence.block_table.begin() + static_cast<std::ptrdiff_t>(sequence.num_unseen));
   blocks_.release(sequence.block_table);
+  sequence.num_unseen = 0;
   sequence.num_shared = 0;
 }
 
@@ -160,6 +176,7 @@ void Scheduler::advance() {
     sequence->num_computed += sequence->scheduled;
     sequence->scheduled = 0;
     publish_blocks(*sequence);
+    give_back_unseen(*sequence);
   }
   in_step_ = false;
 }

@@ -20,6 +20,7 @@ struct SchedulerOptions {
   std::size_t prefill_chunk = 0;             // tokens that one sequence may prefill in one step; 0: as many as the step has room for
   std::size_t num_blocks = 0;                // of the KV cache
   std::size_t block_size = 16;               // tokens of a block
+  std::size_t window = 0;                    // where no layer sees more than so many positions back; 0: some layer sees all
   bool prefix_caching = false;               // blocks outlive their sequences, for others that begin with the same tokens
   std::size_t preempt_every = 0;  // test aid: every so many steps the youngest sequence with a token of its own is sent back; 0: never
 };
@@ -43,6 +44,9 @@ struct ScheduledChunk {
 ///
 /// With prefix caching a sequence starts behind the whole blocks of its beginning that are in the cache already. At least its last token is
 /// computed, since the next one is sampled from that.
+///
+/// With a window, blocks that no query can see any more are given back, and prefix caching is off: a known beginning would have holes. Such
+/// an entry of a block table names some block that is not read.
 ///
 /// Host logic only. Use: add() at any time; schedule(), compute, advance(); then append() or remove() for each chunk that reached the end.
 class Scheduler {
@@ -90,6 +94,7 @@ class Scheduler {
     std::size_t prefill_length = 0;   // positions below it are prefill; one at a time after it
     std::uint32_t scheduled = 0;      // tokens of the step in progress
     std::vector<std::uint32_t> block_table;
+    std::size_t num_unseen = 0;  // first entries of the table that were given back
     std::size_t num_shared = 0;  // first blocks of the table whose content is known to the allocator
     std::size_t remaining() const { return tokens.size() - num_computed; }
     bool decodes() const { return num_computed >= prefill_length; }
@@ -100,6 +105,7 @@ class Scheduler {
   BlockContent content_of(const Sequence& sequence, std::size_t block) const;
   void find_prefix(Sequence& sequence);
   void publish_blocks(Sequence& sequence);
+  void give_back_unseen(Sequence& sequence);
   void release(Sequence& sequence);
   void preempt(Queue::iterator victim);
   void preempt_for_test();

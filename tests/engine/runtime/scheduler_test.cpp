@@ -242,6 +242,28 @@ TEST(Scheduler, WhatWasSentBackFindsItsOwnBlocksAgain) {
   EXPECT_EQ(chunks[0].num_tokens, scheduler.tokens(only).size() - 4);
 }
 
+TEST(Scheduler, BlocksThatNoQueryCanSeeAreGivenBack) {
+  SchedulerOptions options = options_with(4, 512, 64);
+  options.window = 10;
+  options.prefix_caching = true;  // has no effect then
+  Scheduler scheduler(options);
+  const SequenceId only = scheduler.add(std::vector<TokenId>(70, 1), 250);
+  std::size_t length = 70;
+  std::size_t most_held = 0;
+  for (run_steps(scheduler, 1, 2), ++length; length < 249; ++length) {
+    // The next query stands at length - 1 and sees back to length - 10; spans of 64 positions below that are not read any more.
+    const std::size_t unseen = (length - 10) / 64 * 16;
+    const std::size_t held = (length - 1 + 3) / 4 - unseen;
+    EXPECT_EQ(scheduler.num_free_blocks(), 64 - held) << length;
+    most_held = std::max(most_held, held);
+    run_steps(scheduler, 1, 2);
+  }
+  EXPECT_LE(most_held, 19u);
+  EXPECT_EQ(scheduler.block_table(only).size(), 62u) << "entries stay at their positions";
+  scheduler.remove(only);
+  EXPECT_EQ(scheduler.num_free_blocks(), 64u);
+}
+
 TEST(Scheduler, WhatCanNeverFitIsRefused) {
   Scheduler scheduler(options_with(4, 64, 4));
   EXPECT_THROW(scheduler.add(std::vector<TokenId>(17, 1), 17), std::invalid_argument);
