@@ -124,13 +124,13 @@ void row_ops(benchmark::State& state, Isa isa) {
   const Owned x = make_matrix(*device, Activation::kFloat32, 1, 576), blocks = make_matrix(*device, Activation::kInt8Blocks, 1, 576);
   const std::vector<float> weight(576, 1.0f);
   for (std::size_t i = 0; i < 576; ++i) static_cast<float*>(x.matrix.data)[i] = std::sin(static_cast<float>(i));
-  for (auto _ : state) device->rms_norm(x.matrix, 1, weight.data(), 1e-5f, blocks.matrix);
+  for (auto _ : state) device->norm(x.matrix, 1, Norm::rms(weight.data(), 1e-5f), blocks.matrix);
 }
 
 void swiglu_op(benchmark::State& state, Isa isa) {
   const auto device = make_cpu_device({1, isa});
   const Owned x = make_matrix(*device, Activation::kFloat32, 1, 3072), blocks = make_matrix(*device, Activation::kInt8Blocks, 1, 1536);
-  for (auto _ : state) device->swiglu(x.matrix, 1, blocks.matrix);
+  for (auto _ : state) device->gated(Nonlinearity::kSilu, x.matrix, 1, blocks.matrix);
 }
 
 /// One thread is measured by its processor time, which a busy machine falsifies less; more of them by the clock on the wall.

@@ -146,6 +146,8 @@ void add_common_options(OptionTable& table) {
   table.section("Scheduling", running);
   table.add("max-num-seqs", integer(&C::max_num_seqs, 1, 1 << 20), "N", "sequences computed together at most");
   table.add("max-num-batched-tokens", integer(&C::max_num_batched_tokens, 1, 1 << 24), "N", "tokens of one step at most");
+  table.add("enable-prefix-caching", toggle(&C::enable_prefix_caching), "",
+            "let requests that begin alike share the keys and values of that (never in bench)");
   table.add("max-prefill-chunk", integer(&C::max_prefill_chunk, 1, 1 << 24), "N", "prompt tokens of one sequence in a step at most");
   table.add("block-size", integer(&C::block_size, 16, 4096), "N", "tokens of a block of the KV cache, a multiple of 16");
   table.add("kv-cache-memory", bytes(&C::kv_cache_memory), "BYTES",
@@ -167,6 +169,7 @@ void add_common_options(OptionTable& table) {
   table.add("allow-shared-gpu", toggle(&C::allow_shared_gpu), "", "let several ranks use one GPU");
   table.add("comm-tuning", text(&C::comm_tuning), "FILE", "which GPU transport for which size: `lockstep bench comm` writes it");
   table.add("threads", integer(&C::threads, 0, 4096), "N", "threads of a rank (0: the cores that it may use, shared by the ranks there)");
+  table.options.back().used_by.push_back(Subcommand::kQuantize);
   table.add("collective-timeout", real(&C::collective_timeout, 0.1, 1e6), "SECONDS", "how late a rank may be before the job fails");
   table.add("log-level", choice(&C::log_level, {"debug", "info", "warning", "error"}), "LEVEL", "least important message that is shown");
 }
@@ -181,6 +184,7 @@ void add_batch_options(OptionTable& table) {
   table.add("served-model-name", text(&C::served_model_name), "NAME", "refuse requests whose model is not this one");
   table.add("resume", toggle(&C::resume), "", "go on where an earlier run stopped");
   table.add("overwrite", toggle(&C::overwrite), "", "replace the output of an earlier run");
+  table.options.back().used_by.push_back(Subcommand::kQuantize);
   table.add("retry-errors", toggle(&C::retry_errors), "", "with --resume: run lines again that were refused");
   table.add("allow-errors", toggle(&C::allow_errors), "", "exit with 0 although some lines have no 200 answer");
   table.add("restarts", integer(&C::restarts, 0, 1000), "N", "start a failed job again, with --resume, up to N times");
@@ -217,6 +221,9 @@ void add_other_options(OptionTable& table) {
   table.section("Inspect", {Subcommand::kInspect});
   table.add("graph", toggle(&C::print_graph), "", "print the graph that a rank runs");
   table.add("rank", integer(&C::rank, 0, 4095), "N", "with --graph: whose");
+  table.section("Quantize", {Subcommand::kQuantize});
+  table.add("type", choice(&C::type, {"F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"}), "TYPE",
+            "of the matrices (Q4_0, Q4_K: the head at Q8_0, Q6_K); vectors stay F32");
   table.section("Bench", {Subcommand::kBench});
   table.add("input-len", integer(&C::input_len, 1, kMaxInt32), "N", "prompt tokens of a request");
   table.add("output-len", integer(&C::output_len, 1, kMaxInt32), "N", "generated tokens of a request");
@@ -322,7 +329,7 @@ std::vector<Option> all_options() {
 }
 
 std::string_view subcommand_name(Subcommand subcommand) {
-  constexpr std::string_view kNames[] = {"batch", "generate", "inspect", "bench"};
+  constexpr std::string_view kNames[] = {"batch", "generate", "inspect", "bench", "quantize"};
   return kNames[static_cast<std::size_t>(subcommand)];
 }
 
@@ -379,6 +386,8 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
 }
 
 void check_consistency(const RunConfig& config) {
+  if (config.subcommand == Subcommand::kQuantize && (config.model.empty() || config.quantize_output.empty()))
+    throw UsageError("lockstep quantize IN OUT: a GGUF file or a Hugging Face folder, and the GGUF file that is to be written");
   if (config.model.empty() && !config.bench_comm) throw UsageError("--model is missing: a GGUF file or a Hugging Face folder");
   if (config.device == "cpu" && config.reduction == "fast")
     throw UsageError("--reduction fast needs GPUs: on the CPU the canonical one is fast");

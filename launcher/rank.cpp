@@ -61,7 +61,8 @@ int run_subcommand(const Job& job) {
     case Subcommand::kBench: return run_bench(job);
     case Subcommand::kGenerate:
       return generate(job.config, job.session, print, job.control.stop_requested()) ? 0 : 128 + job.control.stop_signal();
-    case Subcommand::kInspect: break;
+    case Subcommand::kInspect:
+    case Subcommand::kQuantize: break;
   }
   throw std::logic_error("this subcommand needs no ranks");
 }
@@ -112,6 +113,7 @@ comm::CudaRankOptions gpu_options(const RankContext& context) {
           .allow_shared_gpu = config.allow_shared_gpu,
           .graphs = !config.enforce_eager,
           .fast = config.reduction == "fast",
+          .host_threads = context.num_threads,
           .deadline = deadline_of(config),
           .tuning = config.comm_tuning};
 }

@@ -7,7 +7,7 @@
 
 namespace lockstep::launcher {
 
-enum class Subcommand : std::uint8_t { kBatch, kGenerate, kInspect, kBench };
+enum class Subcommand : std::uint8_t { kBatch, kGenerate, kInspect, kBench, kQuantize };
 
 /// What one run of the program was asked to do: flags over the configuration file over these defaults. The table in options.cpp says for
 /// each field its flag, key, range and help. `std::nullopt` is "not given": whoever uses the field then decides by its own documented rule.
@@ -23,6 +23,7 @@ struct RunConfig {
   std::int64_t max_num_seqs = 64;
   std::int64_t max_num_batched_tokens = 512;
   std::int64_t max_prefill_chunk = 512;
+  bool enable_prefix_caching = true;
   std::int64_t block_size = 16;
   std::optional<std::uint64_t> kv_cache_memory;  // bytes of a rank
   std::optional<std::uint64_t> seed;
@@ -79,6 +80,10 @@ struct RunConfig {
   // inspect
   bool print_graph = false;
   std::int64_t rank = 0;  // whose graph
+
+  // quantize
+  std::string quantize_output;
+  std::string type = "Q8_0";  // "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"
 
   // bench
   bool bench_comm = false;  // `bench comm`: the sums between ranks alone, without a model

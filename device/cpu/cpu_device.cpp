@@ -10,6 +10,7 @@
 #include "device/cpu/int8_matrix.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/memory.h"
+#include "device/cpu/selection.h"
 #include "device/cpu/thread_pool.h"
 #include "device/cpu/weight.h"
 
@@ -83,6 +84,7 @@ class CpuDevice final : public Device {
       : kernels_(kernels_for(options.isa)),
         pool_(options.num_threads),
         attention_(pool_, kernels_),
+        selection_(pool_, options.isa),
         arenas_(options.num_threads),
         scratch_(options.num_threads) {}
 
@@ -193,11 +195,11 @@ class CpuDevice final : public Device {
     }
   }
 
-  void rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) override {
+  void norm(const Matrix& x, std::size_t num_rows, const Norm& norm, const Matrix& out) override {
     const FloatMode mode;
-    require(x.columns == out.columns, "rms_norm: the columns differ");
+    require(x.columns == out.columns, "norm: the columns differ");
     const float* from = floats_of(x, num_rows);
-    into_rows(num_rows, out, 1, [&](std::size_t t, float* row) { kernels_.rms_norm(from + t * x.columns, x.columns, weight, eps, row); });
+    into_rows(num_rows, out, 1, [&](std::size_t t, float* row) { kernels_.norm(from + t * x.columns, x.columns, norm, row); });
   }
 
   void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) override {
@@ -209,10 +211,10 @@ class CpuDevice final : public Device {
               [&](std::size_t, std::size_t t) { kernels_.add(to + t * x.columns, from + t * x.columns, bias, x.columns); });
   }
 
-  void add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
-                    const Matrix& out) override {
+  void add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                const Matrix& out) override {
     add(x, delta, num_rows, bias);
-    rms_norm(x, num_rows, weight, eps, out);
+    this->norm(x, num_rows, norm, out);
   }
 
   void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
@@ -288,12 +290,21 @@ class CpuDevice final : public Device {
     over_rows(tokens, out.columns, [&](std::size_t, std::size_t t) { quantise_row(kernels_, attended_.data() + t * out.columns, to, t); });
   }
 
-  void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
+  void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
     const FloatMode mode;
-    require(gate_up.columns == 2 * out.columns, "swiglu: the input must have twice the columns of the output");
+    require(gate_up.columns == 2 * out.columns, "gated: the input must have twice the columns of the output");
     const float* from = floats_of(gate_up, num_rows);
     const std::size_t n = out.columns;
-    into_rows(num_rows, out, 4, [&](std::size_t t, float* row) { kernels_.swiglu(from + 2 * t * n, from + (2 * t + 1) * n, n, row); });
+    into_rows(num_rows, out, 4,
+              [&](std::size_t t, float* row) { kernels_.activate(function, from + 2 * t * n, from + (2 * t + 1) * n, n, row); });
+  }
+
+  void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override {
+    const FloatMode mode;
+    require(x.columns == out.columns, "activate: the columns differ");
+    const float* from = floats_of(x, num_rows);
+    into_rows(num_rows, out, 4,
+              [&](std::size_t t, float* row) { kernels_.activate(function, from + t * x.columns, nullptr, x.columns, row); });
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
@@ -317,6 +328,27 @@ class CpuDevice final : public Device {
   void read_tops(std::span<Top> tops) override {
     require(tops.size() <= tops_.size(), "read_tops: fewer tops were found");
     std::copy_n(tops_.begin(), tops.size(), tops.begin());
+  }
+
+  void prepare_selection(std::size_t, std::span<const SegmentRun> runs) override { selection_.prepare(runs); }
+
+  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override {
+    const FloatMode mode;
+    for (const SelectionRow& row : selection.rows)
+      require(logits.columns == 0 || row.row < tops_.size(), "begin_selection: a row of which there is no top");
+    maxima_of_rows_.resize(tops_.size());
+    std::transform(tops_.begin(), tops_.end(), maxima_of_rows_.begin(), [](const Top& top) { return top.logit; });
+    selection_.begin(floats_of(logits, 0), logits.columns, maxima_of_rows_, selection, rank, num_ranks, maxima);
+  }
+
+  void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) override {
+    const FloatMode mode;
+    selection_.finish(floats_of(logits, 0), logits.columns, selection, num_ranks, maxima);
+  }
+
+  void read_selection(std::span<std::byte> found) override {
+    require(found.size() >= selection_.size_bytes(), "read_selection: no room for what was found");
+    selection_.read(found);
   }
 
  private:
@@ -404,8 +436,10 @@ class CpuDevice final : public Device {
   const Kernels& kernels_;
   const StepBatch* step_ = nullptr;
   std::vector<Top> tops_;
+  std::vector<float> maxima_of_rows_;
   ThreadPool pool_;
   AttentionRunner attention_;
+  CpuSelection selection_;
   std::vector<Arena> arenas_;                    // of each thread
   std::vector<std::vector<std::byte>> scratch_;  // of each thread
   std::vector<float> attended_;                  // attention results on their way to int8

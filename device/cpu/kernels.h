@@ -85,10 +85,11 @@ struct Kernels {
   /// Row `row` of a panel of a block type as fp32, the bits of dequantise().
   void (*expand_row)(DType dtype, const std::byte* panel, std::size_t columns, std::size_t row, float* out);
 
-  void (*rms_norm)(const float* x, std::size_t columns, const float* weight, float eps, float* out);
+  void (*norm)(const float* x, std::size_t columns, const Norm& norm, float* out);
   /// sums: two a block.
   void (*quantise)(const float* x, std::size_t blocks, std::int8_t* quants, float* scales, float* scaled_sums, std::int32_t* sums);
-  void (*swiglu)(const float* gate, const float* up, std::size_t columns, float* out);
+  /// out = function(gate) * up; a null `up` is ones.
+  void (*activate)(Nonlinearity function, const float* gate, const float* up, std::size_t columns, float* out);
   void (*add)(float* x, const float* delta, const float* bias, std::size_t columns);
   void (*exponentials)(const float* x, std::size_t count, float* out);  // for tests: exp of each
   Top (*top)(const float* logits, std::size_t count);

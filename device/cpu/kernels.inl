@@ -1,5 +1,6 @@
 // All kernels, on top of the vector type that the including file has chosen, and their table.
 // clang-format off
+#include "device/cpu/functions.inl"
 #include "device/cpu/linear.inl"
 #include "device/cpu/rows.inl"
 #include "device/cpu/attention.inl"
@@ -11,9 +12,9 @@ constexpr Kernels make_table(Isa isa) {
           linear,
           linear_scratch_bytes,
           expand_row,
-          rms_norm,
+          norm,
           quantise,
-          swiglu,
+          activate,
           add_rows,
           exponentials,
           top,

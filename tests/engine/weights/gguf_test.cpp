@@ -229,13 +229,5 @@ TEST(Gguf, ATensorOfAnUnknownTypeIsRefusedOnlyWhenItIsNeeded) {
   EXPECT_THAT(error_of([&] { file.tensors->find("odd"); }), HasSubstr("tensor 'odd' has type type 99, which is not supported;"));
 }
 
-TEST(Gguf, RefusesAPartOfASplitModel) {
-  const std::string error = parse_error(GgufBuilder()
-                                            .value("split.count", 2, Bytes().number(std::uint16_t{3}).str())
-                                            .value("split.no", 2, Bytes().number(std::uint16_t{1}).str())
-                                            .str());
-  EXPECT_THAT(error, HasSubstr("part 2 of a model split into 3 files"));
-}
-
 }  // namespace
 }  // namespace lockstep::engine
