@@ -60,7 +60,9 @@ void set_vocabulary(text::GgufVocabulary vocabulary, GgufMetadataBuilder& metada
   metadata.set_flag("tokenizer.ggml.add_bos_token", vocabulary.add_bos == 1);
   metadata.set_flag("tokenizer.ggml.add_eos_token", vocabulary.add_eos == 1);
   metadata.set_texts("tokenizer.ggml.tokens", std::move(vocabulary.tokens));
-  metadata.set_texts("tokenizer.ggml.merges", std::move(vocabulary.merges));
+  if (vocabulary.model != "llama") return metadata.set_texts("tokenizer.ggml.merges", std::move(vocabulary.merges));
+  metadata.set_float32s("tokenizer.ggml.scores", vocabulary.scores);
+  metadata.set_flag("tokenizer.ggml.add_space_prefix", vocabulary.add_space_prefix == 1);
 }
 
 /// The row of a GGUF file that holds a row of this program's order.

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "engine/text/byte_alphabet.h"
+#include "engine/text/sentencepiece_model.h"
 #include "engine/weights/input_file.h"
 #include "engine/weights/json_input.h"
 #include "engine/weights/quote.h"
@@ -20,7 +23,7 @@ using text::TokenId;
 using text::Tokenizer;
 
 constexpr std::uint64_t kMaxTokenizerBytes = std::uint64_t{256} << 20;
-constexpr std::int32_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
+constexpr std::int32_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
 
 /// Names of tokenizer.ggml.pre, the plainest of those that split alike.
 constexpr std::array kSplits{"gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "stablelm2", "smollm", "gpt-4o"};
@@ -45,12 +48,13 @@ void read_tokens(const json& file, GgufVocabulary& vocabulary) {
   const auto model = file.find("model");
   if (model == file.end() || !model->is_object()) fail(vocabulary, "there is no 'model'");
   const std::string type = model->value("type", "BPE");
-  if (type != "BPE" || model->value("byte_fallback", false)) fail(vocabulary, "the tokenizer is no byte-level BPE");
+  if (type != "BPE") fail(vocabulary, "the tokenizer is no BPE");
+  vocabulary.model = model->value("byte_fallback", false) ? "llama" : "gpt2";
   const auto vocab = model->find("vocab");
   if (vocab == model->end() || !vocab->is_object()) fail(vocabulary, "there is no 'model.vocab'");
   for (const auto& [token, id] : vocab->items()) {
     if (!id.is_number_integer()) fail(vocabulary, "token " + quote(token) + " has no id");
-    put(vocabulary, id.get<std::int64_t>(), token, kNormal);
+    put(vocabulary, id.get<std::int64_t>(), token, vocabulary.model == "llama" && text::fallback_byte(token) >= 0 ? kByte : kNormal);
   }
   if (const auto merges = model->find("merges"); merges != model->end() && merges->is_array()) {
     for (const json& merge : *merges) {
@@ -67,6 +71,37 @@ void read_tokens(const json& file, GgufVocabulary& vocabulary) {
     if (!fits) fail(vocabulary, "'added_tokens' has an entry without 'id' and 'content'");
     put(vocabulary, token["id"].get<std::int64_t>(), token["content"].get<std::string>(),
         token.value("special", false) ? kControl : kUserDefined);
+  }
+}
+
+/// SentencePiece merges by score: those of HF's list of merges are as good as the places of their results in it.
+void score_tokens(const json& file, GgufVocabulary& vocabulary) {
+  const json unknown = file["model"].value("unk_token", json());
+  std::map<std::string, std::size_t, std::less<>> ids;
+  for (std::size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+    ids.emplace(vocabulary.tokens[id], id);
+    if (unknown.is_string() && vocabulary.tokens[id] == unknown.get<std::string>()) vocabulary.types[id] = kUnknown;
+  }
+  const auto worst = -static_cast<float>(vocabulary.merges.size() + 1);
+  vocabulary.scores.assign(vocabulary.tokens.size(), worst);
+  for (std::size_t i = 0; i < vocabulary.merges.size(); ++i) {
+    std::string result = vocabulary.merges[i];
+    const std::size_t space = result.find(' ', 1);
+    if (space == std::string::npos) fail(vocabulary, "'model.merges' has an entry that is no pair of texts");
+    const auto found = ids.find(result.erase(space, 1));
+    if (found != ids.end() && vocabulary.scores[found->second] == worst) vocabulary.scores[found->second] = -static_cast<float>(i);
+  }
+}
+
+/// The pieces of a tokenizer.model.
+void read_pieces(const fs::path& path, GgufVocabulary& vocabulary) {
+  const text::SentencePieceModel model = text::read_sentencepiece_model(vocabulary.source, read_text_file(path, kMaxTokenizerBytes));
+  if (model.kind != text::SentencePieceModel::Kind::Bpe) fail(vocabulary, "the tokenizer is no BPE");
+  vocabulary.model = "llama";
+  for (const auto& piece : model.pieces) {
+    vocabulary.tokens.push_back(piece.spelling);
+    vocabulary.scores.push_back(piece.score);
+    vocabulary.types.push_back(static_cast<std::int32_t>(piece.type));
   }
 }
 
@@ -130,48 +165,63 @@ std::vector<std::string> probes(const GgufVocabulary& vocabulary, const Tokenize
   return texts;
 }
 
-bool agree(const Tokenizer& expected, const Tokenizer& found, const std::vector<std::string>& texts, std::size_t num_tokens) {
-  for (std::size_t id = 0; id < num_tokens; ++id) {
+bool agree(const Tokenizer& expected, const Tokenizer& found, const std::vector<std::string>& texts, const GgufVocabulary& vocabulary) {
+  for (std::size_t id = 0; id < vocabulary.tokens.size(); ++id) {
+    if (vocabulary.types[id] == kUnknown) continue;  // what it stands for in text is not stated in GGUF files
     const auto token = static_cast<TokenId>(id);
     if (expected.bytes_of(token) != found.bytes_of(token) && !expected.bytes_of(token).empty()) return false;
     if (expected.is_special(token) != found.is_special(token) && !expected.bytes_of(token).empty()) return false;
   }
   return std::all_of(texts.begin(), texts.end(), [&](const std::string& text) {
-    return expected.encode(text, true) == found.encode(text, true) &&
-           expected.encode(text, false, false) == found.encode(text, false, false);
+    const std::vector<TokenId> ids = expected.encode(text, true);
+    return ids == found.encode(text, true) && expected.encode(text, false, false) == found.encode(text, false, false) &&
+           expected.decode(ids) == found.decode(ids);
   });
 }
 
 }  // namespace
 
 std::optional<GgufVocabulary> vocabulary_from_folder(const fs::path& folder, const ModelSpec& spec) {
-  const fs::path path = folder / "tokenizer.json";
   std::error_code ignored;
-  if (!fs::exists(path, ignored)) {
-    if (!fs::exists(folder / "tokenizer.model", ignored)) return std::nullopt;
-    throw std::runtime_error((folder / "tokenizer.model").string() + ": it cannot be stated in a GGUF file; a tokenizer.json is needed");
-  }
+  const bool has_json = fs::exists(folder / "tokenizer.json", ignored);
+  const fs::path path = folder / (has_json ? "tokenizer.json" : "tokenizer.model");
+  if (!has_json && !fs::exists(path, ignored)) return std::nullopt;
   const std::unique_ptr<Tokenizer> expected = text::tokenizer_from_folder(folder);
   GgufVocabulary vocabulary;
   vocabulary.source = path.string();
-  vocabulary.model = "gpt2";
   try {
-    read_tokens(parse_json_object(read_text_file(path, kMaxTokenizerBytes), vocabulary.source), vocabulary);
-  } catch (const json::exception& error) {
+    if (has_json) {
+      const json file = parse_json_object(read_text_file(path, kMaxTokenizerBytes), vocabulary.source);
+      read_tokens(file, vocabulary);
+      if (vocabulary.model == "llama") score_tokens(file, vocabulary);
+    } else {
+      read_pieces(path, vocabulary);
+    }
+  } catch (const json::exception&) {
     fail(vocabulary, "a member is of another kind than it should be");
   }
-  if (vocabulary.tokens.size() > spec.vocab_size) {
-    fail(vocabulary,
-         "it has " + std::to_string(vocabulary.tokens.size()) + " tokens, but the model's vocabulary " + std::to_string(spec.vocab_size));
+  if (vocabulary.tokens.size() < expected->vocab_size() || vocabulary.tokens.size() > spec.vocab_size) {
+    fail(vocabulary, "it has " + std::to_string(vocabulary.tokens.size()) + " tokens, the tokenizer with all files beside it " +
+                         std::to_string(expected->vocab_size()) + ", and the model's vocabulary " + std::to_string(spec.vocab_size));
   }
   name_gaps(vocabulary);
   read_surroundings(*expected, vocabulary);
   const std::vector<std::string> texts = probes(vocabulary, *expected);
-  for (const char* split : kSplits) {
-    vocabulary.pre = split;
-    if (agree(*expected, *text::tokenizer_from_gguf(vocabulary), texts, vocabulary.tokens.size())) return vocabulary;
+  const auto fits = [&] { return agree(*expected, *text::tokenizer_from_gguf(vocabulary), texts, vocabulary); };
+  if (vocabulary.model == "llama") {
+    vocabulary.pre = "default";
+    vocabulary.merges.clear();
+    for (const int prefix : {1, 0}) {
+      vocabulary.add_space_prefix = prefix;
+      if (fits()) return vocabulary;
+    }
+  } else {
+    for (const char* split : kSplits) {
+      vocabulary.pre = split;
+      if (fits()) return vocabulary;
+    }
   }
-  fail(vocabulary, "it splits text in none of the ways that have a name there");
+  fail(vocabulary, "what GGUF files know of tokenizers of model " + quote(vocabulary.model) + " gives other tokens than this one");
 }
 
 }  // namespace lockstep::engine

@@ -49,6 +49,7 @@ const std::map<std::string, Example>& examples() {
   static const std::map<std::string, Example> table = {
       {"model", {"a.gguf", "'a.gguf'"}},
       {"dtype", {"float32", "'float32'"}},
+      {"activation-dtype", {"float32", "'float32'"}},
       {"kv-cache-dtype", {"bfloat16", "'bfloat16'"}},
       {"max-model-len", {"4096", "4096"}},
       {"max-num-seqs", {"3", "3"}},
@@ -175,6 +176,21 @@ TEST(CommandLine, KeepsValuesAsTheyAre) {
   EXPECT_EQ(parse({"generate", "-m", "m", "--prompt=--a_b"}).config.prompt, "--a_b");
   EXPECT_EQ(parse({"generate", "-m", "m", "--prompt", "p", "--stop", "[a,b]", "--stop", ""}).config.stop,
             (std::vector<std::string>{"[a,b]", ""}));
+}
+
+TEST(CommandLine, QuantizeTakesTwoFilesAndAType) {
+  const RunConfig config = parse({"quantize", "in.gguf", "out.gguf", "--type", "Q4_K", "--threads", "3", "--overwrite"}).config;
+  EXPECT_EQ(config.subcommand, Subcommand::kQuantize);
+  EXPECT_EQ(config.model, "in.gguf");
+  EXPECT_EQ(config.quantize_output, "out.gguf");
+  EXPECT_EQ(config.type, "Q4_K");
+  EXPECT_EQ(config.threads, 3);
+  EXPECT_TRUE(config.overwrite);
+  EXPECT_EQ(parse({"quantize", "--type=F16", "folder", "out.gguf"}).config.model, "folder");
+  EXPECT_THAT(refusal({"quantize", "in.gguf"}), HasSubstr("lockstep quantize IN OUT"));
+  EXPECT_THAT(refusal({"quantize", "a", "b", "c"}), HasSubstr("'c' is not a flag"));
+  EXPECT_THAT(refusal({"quantize", "a", "b", "--type", "Q3_K"}), HasSubstr("'Q3_K' is none of F16, Q8_0, Q4_0, Q4_K, Q6_K"));
+  EXPECT_THAT(refusal({"quantize", "a", "b", "--seed", "1"}), HasSubstr("--seed is not for lockstep quantize"));
 }
 
 TEST(CommandLine, TheLastUseOfAFlagCounts) { EXPECT_EQ(parse({"inspect", "-m", "a", "-m", "b"}).config.model, "b"); }
