@@ -136,6 +136,8 @@ void add_common_options(OptionTable& table) {
   table.add("model", text(&C::model), "PATH", "GGUF file or Hugging Face folder", "m");
   table.add("dtype", choice(&C::dtype, {"auto", "float32", "float16", "bfloat16"}), "TYPE",
             "auto: weights as stored (on the CPU with int8 activations where they are block-quantised); float32: exact");
+  table.add("activation-dtype", choice(&C::activation_dtype, {"auto", "float32", "int8"}), "TYPE",
+            "what block-quantised weights are multiplied with; float32: exact, and the weights stay as small as stored");
   table.add("kv-cache-dtype", choice(&C::kv_cache_dtype, {"auto", "float32", "float16", "bfloat16", "fp8", "int8"}), "TYPE",
             "how keys and values are stored (fp8, int8: on GPUs, with a scale for each token and head)");
   table.add("max-model-len", integer(&C::max_model_len, 0, kMaxInt32), "N",

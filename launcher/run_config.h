@@ -17,6 +17,7 @@ struct RunConfig {
   // The model and how it is computed.
   std::string model;                    // GGUF file or Hugging Face folder
   std::string dtype = "auto";           // "auto": as stored; "float32", "float16", "bfloat16": what matrices are converted to
+  std::string activation_dtype = "auto";  // "auto", "float32", "int8": what block-quantised weights are multiplied with
   std::string kv_cache_dtype = "auto";  // "auto", "float32", "float16", "bfloat16", "fp8", "int8"
   std::int64_t max_model_len = 0;       // 0: what the model says, or what fits
   std::int64_t max_num_seqs = 64;

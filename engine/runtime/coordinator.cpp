@@ -98,7 +98,7 @@ void Coordinator::submit(Request request, OnCompletion done) {
       state->end_ids = kept.sampling.stop_token_ids;
       if (!kept.sampling.ignore_eos) state->end_ids.insert(state->end_ids.end(), options_.eos_ids.begin(), options_.eos_ids.end());
     }
-    if (options_.tokenizer != nullptr) state->detokenizer.emplace(*options_.tokenizer);
+    if (options_.tokenizer != nullptr) state->detokenizer.emplace(*options_.tokenizer, true, kept.prompt);
     choices_.emplace(scheduler_.add(kept.prompt, kept.prompt.size() + max_tokens), std::move(state));
   }
   if (group->num_open == 0) complete_.push_back(std::move(group));

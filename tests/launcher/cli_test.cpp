@@ -49,6 +49,7 @@ const std::map<std::string, Example>& examples() {
   static const std::map<std::string, Example> table = {
       {"model", {"a.gguf", "'a.gguf'"}},
       {"dtype", {"float32", "'float32'"}},
+      {"activation-dtype", {"float32", "'float32'"}},
       {"kv-cache-dtype", {"bfloat16", "'bfloat16'"}},
       {"max-model-len", {"4096", "4096"}},
       {"max-num-seqs", {"3", "3"}},

@@ -135,6 +135,19 @@ TEST(SentencePiece, RecognisesSpecialTokensInTheTextWhereToldTo) {
   }
 }
 
+TEST(SentencePiece, KeepsTheSpaceBetweenAPromptAndWhatComesAfterIt) {
+  const auto tokenizer = tokenizer_from_gguf(model_as_gguf("spm-bpe"));
+  const auto text_after = [&](const Ids& prompt) {
+    IncrementalDetokenizer detokenizer(*tokenizer, true, prompt);
+    std::string text;
+    for (const TokenId id : tokenizer->encode("the cat", false)) text += detokenizer.append(id);
+    return text + detokenizer.finish();
+  };
+  EXPECT_EQ(text_after({}), "the cat");
+  EXPECT_EQ(text_after({1}), "the cat") << "BOS is no text";
+  EXPECT_EQ(text_after(tokenizer->encode("See", true)), " the cat");
+}
+
 TEST(SentencePiece, TakesTokensAndFlagsOfTheFolder) {
   const auto open = [](const char* config, const char* map = "", const char* added = "") {
     return tokenizer_from_sentencepiece("dir/tokenizer.model", model_file("spm-bpe"), config, map, added);
