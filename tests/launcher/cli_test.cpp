@@ -90,6 +90,7 @@ const std::map<std::string, Example>& examples() {
       {"dump-logits", {"l.safetensors", "'l.safetensors'"}},
       {"dump-hidden", {"h.safetensors", "'h.safetensors'"}},
       {"rank", {"1", "1"}},
+      {"type", {"Q4_K", "'Q4_K'"}},
       {"input-len", {"7", "7"}},
       {"output-len", {"8", "8"}},
       {"num-prompts", {"9", "9"}},
@@ -103,6 +104,10 @@ const std::map<std::string, Example>& examples() {
 /// Arguments that a run of the option's subcommand needs besides it.
 Arguments runnable(const Option& option) {
   Arguments arguments = {std::string(subcommand_name(option.used_by.front()))};
+  if (option.used_by.front() == Subcommand::kQuantize) {
+    arguments.insert(arguments.end(), {"in.gguf", "out.gguf"});
+    return arguments;
+  }
   const auto need = [&](const std::string& name, const std::string& value) {
     if (option.name != name) arguments.insert(arguments.end(), {"--" + name, value});
   };
