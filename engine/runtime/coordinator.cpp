@@ -42,7 +42,12 @@ CoordinatorOptions checked(CoordinatorOptions options) {
 void check_request(const Request& request, const Engine::Limits& limits, bool has_text) {
   const std::string name = "request " + std::to_string(request.id) + ": ";
   if (request.prompt.empty()) throw std::invalid_argument(name + "the prompt is empty");
-  if (request.prompt.size() >= limits.max_model_len) {
+  if (request.first_scored != 0 && request.sampling.max_tokens == 0) {
+    if (request.prompt.size() > limits.max_model_len + 1) {  // the last one is only scored
+      throw std::invalid_argument(name + "a prompt of " + std::to_string(request.prompt.size()) + " tokens can not be scored within " +
+                                  std::to_string(limits.max_model_len));
+    }
+  } else if (request.prompt.size() >= limits.max_model_len) {
     throw std::invalid_argument(name + "a prompt of " + std::to_string(request.prompt.size()) +
                                 " tokens leaves no room for an answer within " + std::to_string(limits.max_model_len));
   }
@@ -86,12 +91,17 @@ void Coordinator::submit(Request request, OnCompletion done) {
   group->completion.id = kept.id;
   group->completion.prompt_tokens = kept.prompt.size();
   group->completion.choices.resize(kept.sampling.n);
-  const std::size_t max_tokens = std::min<std::size_t>(kept.sampling.max_tokens, limits_.max_model_len - kept.prompt.size());
+  std::size_t max_tokens = kept.sampling.max_tokens;
+  if (max_tokens > 0) max_tokens = std::min(max_tokens, limits_.max_model_len - kept.prompt.size());
+  const bool is_scored = kept.first_scored != 0 && kept.first_scored < kept.prompt.size();
+  if (is_scored) group->completion.prompt_logprobs.resize(kept.prompt.size() - kept.first_scored);
   ++num_in_flight_;
   for (std::uint32_t index = 0; index < kept.sampling.n; ++index) {
     Choice& choice = group->completion.choices[index];
     choice.index = index;
-    if (max_tokens == 0) continue;  // complete as it is, at the next step
+    ScoredPositions scored;  // by the first choice, for all
+    if (is_scored && index == 0) scored = {kept.first_scored - 1, kept.prompt.size() - 1};
+    if (max_tokens == 0 && scored.end == 0) continue;  // complete as it is, at the next step
     ++group->num_open;
     auto state = std::make_unique<ChoiceState>(ChoiceState{group, &choice, max_tokens, StopStrings(kept.sampling.stop), std::nullopt});
     if (kept.sampling.min_tokens > 0) {
@@ -99,7 +109,10 @@ void Coordinator::submit(Request request, OnCompletion done) {
       if (!kept.sampling.ignore_eos) state->end_ids.insert(state->end_ids.end(), options_.eos_ids.begin(), options_.eos_ids.end());
     }
     if (options_.tokenizer != nullptr) state->detokenizer.emplace(*options_.tokenizer);
-    choices_.emplace(scheduler_.add(kept.prompt, kept.prompt.size() + max_tokens), std::move(state));
+    std::vector<TokenId> tokens = kept.prompt;
+    if (max_tokens == 0) tokens.pop_back();  // nothing comes after it
+    const std::size_t most_tokens = tokens.size() + max_tokens;
+    choices_.emplace(scheduler_.add(std::move(tokens), most_tokens, 0, scored), std::move(state));
   }
   if (group->num_open == 0) complete_.push_back(std::move(group));
 }
@@ -122,8 +135,7 @@ bool Coordinator::step() {
 
 void Coordinator::build_plan() {
   plan_.clear();
-  state_of_row_.clear();
-  selection_of_row_.clear();
+  logit_rows_.clear();
   for (const ScheduledChunk& chunk : chunks_) add_chunk(chunk);
   counters_.selected_rows += plan_.selections.size();
 }
@@ -143,18 +155,37 @@ void Coordinator::add_chunk(const ScheduledChunk& chunk) {
     batch.positions.push_back(static_cast<std::int32_t>(position));
   }
   if (!chunk.is_decode) counters_.prompt_tokens += chunk.num_tokens;
-  if (!chunk.reaches_end) return;
-  batch.logit_rows.push_back(static_cast<std::uint32_t>(batch.num_tokens() - 1));
-  ChoiceState& state = *choices_.at(chunk.sequence);
-  state_of_row_.push_back(&state);
-  add_wish(state, tokens.size());
+  const ScoredPositions scored = scheduler_.scored(chunk.sequence);
+  const auto row_of = [&](std::size_t position) { return static_cast<std::uint32_t>(batch.num_tokens() - (end - position)); };
+  for (std::size_t position = std::max<std::size_t>(chunk.first_position, scored.begin); position < std::min(end, scored.end); ++position) {
+    add_row(chunk.sequence, row_of(position));
+    logit_rows_.back().scored = position + 1;
+    add_scored_wish(*logit_rows_.back().state, position + 1);
+  }
+  if (!chunk.reaches_end || (scored.begin < end && end <= scored.end)) return;
+  add_row(chunk.sequence, row_of(end - 1));
+  add_wish(*logit_rows_.back().state, tokens.size());
 }
 
-/// What rank 0 wants of the row that was just added.
+void Coordinator::add_row(SequenceId sequence, std::uint32_t row) {
+  plan_.batch.logit_rows.push_back(row);
+  logit_rows_.push_back({.sequence = sequence, .state = choices_.at(sequence).get(), .selection = plan_.selections.size()});
+}
+
+/// What rank 0 wants of the row that was just added: the log-probability of a prompt token.
+void Coordinator::add_scored_wish(const ChoiceState& state, std::size_t position) {
+  const Request& request = state.group->request;
+  device::SelectionRow row = scored_row(static_cast<std::uint32_t>(std::max(request.sampling.logprobs, 0)));
+  row.row = static_cast<std::uint32_t>(plan_.wanted.size());
+  plan_.selections.push_back(row);
+  plan_.changes.push_back(lifted(static_cast<std::uint32_t>(request.prompt[position])));
+  plan_.wanted.push_back(RowWants::kSelection);
+}
+
+/// What rank 0 wants of the row that was just added: the next token.
 void Coordinator::add_wish(const ChoiceState& state, std::size_t num_tokens) {
   const SamplingParams& params = state.params();
   const std::size_t first_change = plan_.changes.size();
-  selection_of_row_.push_back(plan_.selections.size());
   if (needs_only_top(params)) return plan_.wanted.push_back(RowWants::kTop);
   if (state.needs_rows || !can_select(params)) return plan_.wanted.push_back(RowWants::kLogits);
   changes_.collect(params, context_of(state, num_tokens), limits_.vocab_size, plan_.changes);
@@ -203,11 +234,16 @@ void Coordinator::take_result() {
   check_result();
   sample_rows();
   if (!fetch_plan_.fetched.empty()) sample_fetched_rows();
-  std::size_t row = 0;
-  for (const ScheduledChunk& chunk : chunks_) {
-    if (!chunk.reaches_end) continue;
-    take_token(chunk.sequence, *state_of_row_[row], std::move(samples_[row]));
-    ++row;
+  SequenceId ended = 0;  // in this loop: its further rows do not matter
+  for (std::size_t row = 0; row < logit_rows_.size(); ++row) {
+    const LogitRow& at = logit_rows_[row];
+    if (at.sequence == ended) continue;
+    if (at.scored != 0) {
+      take_score(row);
+    } else {
+      take_token(at.sequence, *at.state, std::move(samples_[row]));
+    }
+    if (!choices_.contains(at.sequence)) ended = at.sequence;
   }
 }
 
@@ -226,7 +262,7 @@ void Coordinator::sample_rows() {
   samples_.assign(num_rows, {});
   fetch_plan_.clear();
   for (std::size_t row = 0; row < num_rows; ++row) {
-    const ChoiceState& state = *state_of_row_[row];
+    const ChoiceState& state = *logit_rows_[row].state;
     const std::size_t num_tokens = state.group->request.prompt.size() + state.choice->tokens.size();
     if (!sample_row(row, state, context_of(state, num_tokens), samples_[row]))
       fetch_plan_.fetched.push_back(static_cast<std::uint32_t>(row));
@@ -249,17 +285,26 @@ bool Coordinator::sample_row(std::size_t row, const ChoiceState& state, const Sa
       sample.token = top.id;
       return true;
     case RowWants::kLogits: sample = sample_logits(result_.logits[row], state, context); return true;
-    case RowWants::kSelection: return sampler_.select(result_.selections[selection_of_row_[row]], state.params(), context, sample);
+    case RowWants::kSelection: {
+      const SelectedRow& selected = result_.selections[logit_rows_[row].selection];
+      const std::size_t scored = logit_rows_[row].scored;
+      if (scored == 0) return sampler_.select(selected, state.params(), context, sample);
+      return sampler_.score(selected, state.group->request.prompt[scored], std::max(state.params().logprobs, 0), sample);
+    }
   }
   return true;
 }
 
-Sample Coordinator::sample_logits(std::span<const float> logits, const ChoiceState& state, const SamplingContext& context) {
+std::span<const float> Coordinator::checked_row(std::span<const float> logits) const {
   if (logits.size() != limits_.vocab_size) {
     throw std::logic_error("coordinator: the runner gave a row of " + std::to_string(logits.size()) + " logits for a vocabulary of " +
                            std::to_string(limits_.vocab_size));
   }
-  return sampler_.sample(logits, state.params(), context);
+  return logits;
+}
+
+Sample Coordinator::sample_logits(std::span<const float> logits, const ChoiceState& state, const SamplingContext& context) {
+  return sampler_.sample(checked_row(logits), state.params(), context);
 }
 
 /// The candidates of these rows were not enough: the next step asks for more.
@@ -274,12 +319,30 @@ void Coordinator::sample_fetched_rows() {
   }
   for (std::size_t i = 0; i < fetched_.logits.size(); ++i) {
     const std::uint32_t row = fetch_plan_.fetched[i];
-    ChoiceState& state = *state_of_row_[row];
+    ChoiceState& state = *logit_rows_[row].state;
+    if (const std::size_t scored = logit_rows_[row].scored; scored != 0) {
+      samples_[row] =
+          sampler_.score(checked_row(fetched_.logits[i]), state.group->request.prompt[scored], std::max(state.params().logprobs, 0));
+      continue;
+    }
     const std::size_t num_tokens = state.group->request.prompt.size() + state.choice->tokens.size();
     samples_[row] = sample_logits(fetched_.logits[i], state, context_of(state, num_tokens));
     state.needs_rows = state.num_candidates >= device::kMaxCandidates;
     state.num_candidates = std::min(4 * state.num_candidates, device::kMaxCandidates);
   }
+}
+
+void Coordinator::take_score(std::size_t row) {
+  const LogitRow& at = logit_rows_[row];
+  Group& group = *at.state->group;
+  Sample& sample = samples_[row];
+  if (!sample.error.empty()) {
+    at.state->choice->error = std::move(sample.error);
+    return finish(at.sequence, *at.state, FinishReason::kError);
+  }
+  group.completion.prompt_logprobs[at.scored - group.request.first_scored] = {sample.token, sample.logprob, std::move(sample.top),
+                                                                              result_.tops[row].id == sample.token};
+  if (at.state->max_tokens == 0 && at.scored + 1 == group.request.prompt.size()) finish(at.sequence, *at.state, FinishReason::kLength);
 }
 
 void Coordinator::take_token(SequenceId sequence, ChoiceState& state, Sample&& sample) {
