@@ -83,6 +83,17 @@ class Coordinator : public Engine {
   Sample sample_logits(std::span<const float> logits, const ChoiceState& state, const SamplingContext& context);
   SamplingContext context_of(const ChoiceState& state, std::size_t num_tokens) const;
   void take_score(std::size_t row);
+  SequenceId add_sequence(std::vector<TokenId> tokens, std::size_t most_tokens, ScoredPositions scored, std::unique_ptr<ChoiceState> state);
+  std::vector<TokenId> end_ids_of(const SamplingParams& params) const;
+  void check_beams(const Request& request) const;
+  void submit_beams(const std::shared_ptr<Group>& group, std::size_t max_tokens);
+  void start_beams(const std::shared_ptr<Group>& group);
+  void drop_beam(SequenceId& sequence);
+  void take_beam(std::shared_ptr<Group> group, std::size_t beam, Sample&& sample);
+  void advance_beams();
+  void continue_beams(const std::shared_ptr<Group>& group);
+  void finish_beams(const std::shared_ptr<Group>& group);
+  void end_beams(const std::shared_ptr<Group>& group);
   void take_token(SequenceId sequence, ChoiceState& state, Sample&& sample);
   void finish(SequenceId sequence, ChoiceState& state, FinishReason reason);
   void deliver();
@@ -98,8 +109,9 @@ class Coordinator : public Engine {
   bool is_over_ = false;
 
   std::unordered_map<SequenceId, std::unique_ptr<ChoiceState>> choices_;
-  std::vector<std::shared_ptr<Group>> complete_;  // to be delivered at the end of this step
-  std::vector<ScheduledChunk> chunks_;            // of this step
+  std::vector<std::shared_ptr<Group>> complete_;     // to be delivered at the end of this step
+  std::vector<ScheduledChunk> chunks_;               // of this step
+  std::vector<std::shared_ptr<Group>> beam_groups_;  // beam searches that got a row in this step
   StepPlan plan_, fetch_plan_;
   StepResult result_, fetched_;
   LogitChanges changes_;

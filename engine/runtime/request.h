@@ -40,6 +40,7 @@ struct Choice {
   FinishReason finish_reason = FinishReason::kLength;
   std::string error;                   // for kError: why, in one sentence
   std::vector<TokenLogprob> logprobs;  // one a token, if asked for
+  float beam_score = 0.0f;             // of a beam search: sum of log-probabilities / length ^ length_penalty
 };
 
 /// A finished request: all its choices, by index.
