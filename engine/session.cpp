@@ -134,8 +134,11 @@ void Session::State::size_cache(const parallel::RankGraph& plan, std::uint64_t b
 }
 
 RunnerOptions Session::State::runner_options() const {
+  constexpr std::size_t kScoringBytes = std::size_t{256} << 20;
+  std::size_t logit_rows = options.max_num_seqs;
+  if (options.for_scoring) logit_rows = std::max(logit_rows, kScoringBytes / (sizeof(float) * model.spec.vocab_size));
   return {.max_tokens = options.max_num_batched_tokens,
-          .max_logit_rows = std::min(options.max_num_seqs, options.max_num_batched_tokens),
+          .max_logit_rows = std::min(logit_rows, options.max_num_batched_tokens),
           .max_sequences = std::min(options.max_num_seqs, options.max_num_batched_tokens),
           .max_positions = max_model_len,
           .kv = kv};
@@ -164,6 +167,7 @@ void Session::State::make_engine(parallel::RankGraph plan, LoadedShard shard) {
                                                        .prefill_chunk = options.prefill_chunk,
                                                        .num_blocks = kv.num_blocks,
                                                        .block_size = kv.block_size,
+                                                       .max_logit_rows = runner->max_logit_rows(),
                                                        .prefix_caching = options.prefix_caching,
                                                        .preempt_every = options.preempt_every},
                                          .max_model_len = max_model_len,

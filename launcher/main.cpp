@@ -39,7 +39,7 @@ int run(const std::vector<std::string>& arguments, const Environment& environmen
     return 0;
   }
   if (!must_launch(config, ranks)) return run_ranks(config, ranks, environment, terminal);
-  if (config.subcommand == Subcommand::kBatch) engine::check_batch_files(batch_options(config));  // before any rank starts
+  check_files(config);  // before any rank starts
   return launch(config, own_program(), arguments, environment, *terminal, log);
 }
 

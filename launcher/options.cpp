@@ -129,8 +129,9 @@ struct OptionTable {
 
 void add_common_options(OptionTable& table) {
   using C = RunConfig;
-  const std::vector<Subcommand> all = {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kInspect, Subcommand::kBench};
-  const std::vector<Subcommand> running = {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kBench};
+  const std::vector<Subcommand> running = {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kBench, Subcommand::kScore};
+  std::vector<Subcommand> all = running;
+  all.push_back(Subcommand::kInspect);
 
   table.section("Model", all);
   table.add("model", text(&C::model), "PATH", "GGUF file or Hugging Face folder", "m");
@@ -176,17 +177,18 @@ void add_common_options(OptionTable& table) {
 
 void add_batch_options(OptionTable& table) {
   using C = RunConfig;
-  table.section("Batch", {Subcommand::kBatch});
+  table.section("Files", {Subcommand::kBatch, Subcommand::kScore});
   table.add("input-file", text(&C::input_file), "FILE", "requests, one JSON object a line", "i");
   table.add("output-file", text(&C::output_file), "FILE", "answers; absent until the job is complete", "o");
+  table.add("overwrite", toggle(&C::overwrite), "", "replace the output of an earlier run");
+  table.options.back().used_by.push_back(Subcommand::kQuantize);
+  table.add("allow-errors", toggle(&C::allow_errors), "", "exit with 0 although some lines could not be answered");
+  table.section("Batch", {Subcommand::kBatch});
   table.add("error-file", text(&C::error_file), "FILE", "puts lines without a 200 answer here instead");
   table.add("output-order", choice(&C::output_order, {"input", "completion"}), "ORDER", "input or completion");
   table.add("served-model-name", text(&C::served_model_name), "NAME", "refuse requests whose model is not this one");
   table.add("resume", toggle(&C::resume), "", "go on where an earlier run stopped");
-  table.add("overwrite", toggle(&C::overwrite), "", "replace the output of an earlier run");
-  table.options.back().used_by.push_back(Subcommand::kQuantize);
   table.add("retry-errors", toggle(&C::retry_errors), "", "with --resume: run lines again that were refused");
-  table.add("allow-errors", toggle(&C::allow_errors), "", "exit with 0 although some lines have no 200 answer");
   table.add("restarts", integer(&C::restarts, 0, 1000), "N", "start a failed job again, with --resume, up to N times");
 }
 
@@ -230,8 +232,15 @@ void add_other_options(OptionTable& table) {
   table.add("num-prompts", integer(&C::num_prompts, 1, 1 << 24), "N", "requests of the batch measurement");
   table.add("warmup", integer(&C::warmup, 0, 1000), "N", "runs that are not counted");
   table.add("iterations", integer(&C::iterations, 1, 1000), "N", "runs that are counted");
+  table.section("Output", {Subcommand::kBench, Subcommand::kScore});
   table.add("json", toggle(&C::json), "", "print one JSON object");
-  table.section("", {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kBench});
+  table.section("Score", {Subcommand::kScore});
+  table.add("perplexity", text(&C::perplexity_file), "FILE",
+            "measure how well the model predicts this text, instead of answering requests");
+  table.add("window", integer(&C::window, 0, kMaxInt32), "N", "with --perplexity: tokens that are run together (0: the context's length)");
+  table.add("stride", integer(&C::stride, 0, kMaxInt32), "N", "with --perplexity: tokens from window to window (0: half the window)");
+  table.add("bare-text", toggle(&C::bare_text), "", "put no BOS in front of texts, though the tokenizer's rules do");
+  table.section("", {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kBench, Subcommand::kScore});
   table.add("debug-preempt-every", integer(&C::debug_preempt_every, 0, kMaxInt32), "K", "for tests: preempt a sequence every K steps");
 }
 
@@ -304,6 +313,20 @@ void check_batch(const RunConfig& config) {
   }
 }
 
+void check_score(const RunConfig& config) {
+  const bool has_files = !config.input_file.empty() || !config.output_file.empty();
+  if (config.perplexity_file.empty() && !has_files) throw UsageError("score: give --perplexity, or --input-file and --output-file");
+  if (!config.perplexity_file.empty() && has_files) throw UsageError("--perplexity and --input-file contradict each other: one at a time");
+  if (config.perplexity_file.empty() && (config.window != 0 || config.stride != 0))
+    throw UsageError("--window and --stride need --perplexity");
+  if (config.window == 1) throw UsageError("--window 1: a window of one token scores nothing");
+  if (config.window != 0 && config.stride > config.window)
+    throw UsageError(fmt::format("--stride {} leaves tokens out between windows of {}", config.stride, config.window));
+  if (!has_files) return;
+  if (config.input_file.empty()) throw UsageError("--input-file is missing: the requests, one JSON object a line");
+  if (config.output_file.empty()) throw UsageError("--output-file is missing: where the answers go");
+}
+
 void check_generate(const RunConfig& config) {
   if (config.prompt && !config.prompt_ids.empty()) throw UsageError("--prompt and --prompt-ids contradict each other");
   if (!config.prompt && config.prompt_ids.empty()) throw UsageError("--prompt or --prompt-ids is missing: what to continue");
@@ -329,7 +352,7 @@ std::vector<Option> all_options() {
 }
 
 std::string_view subcommand_name(Subcommand subcommand) {
-  constexpr std::string_view kNames[] = {"batch", "generate", "inspect", "bench", "quantize"};
+  constexpr std::string_view kNames[] = {"batch", "generate", "inspect", "bench", "quantize", "score"};
   return kNames[static_cast<std::size_t>(subcommand)];
 }
 
@@ -397,6 +420,7 @@ void check_consistency(const RunConfig& config) {
   }
   if (config.subcommand == Subcommand::kBatch) check_batch(config);
   if (config.subcommand == Subcommand::kGenerate) check_generate(config);
+  if (config.subcommand == Subcommand::kScore) check_score(config);
   if (config.bench_comm && config.tensor_parallel_size_given && config.tensor_parallel_size == 1)
     throw UsageError("bench comm needs two ranks or more: --tensor-parallel-size");
   if (config.subcommand == Subcommand::kInspect && config.rank >= config.tensor_parallel_size) {

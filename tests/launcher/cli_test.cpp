@@ -96,6 +96,9 @@ const std::map<std::string, Example>& examples() {
       {"num-prompts", {"9", "9"}},
       {"warmup", {"0", "0"}},
       {"iterations", {"1", "1"}},
+      {"perplexity", {"t.txt", "'t.txt'"}},
+      {"window", {"64", "64"}},
+      {"stride", {"32", "32"}},
       {"debug-preempt-every", {"5", "5"}},
   };
   return table;
@@ -118,6 +121,7 @@ Arguments runnable(const Option& option) {
     if (option.name == "retry-errors") arguments.push_back("--resume");
   }
   if (option.used_by.front() == Subcommand::kGenerate && option.name != "prompt-ids") need("prompt", "p");
+  if (option.used_by.front() == Subcommand::kScore) need("perplexity", "t");
   if (option.name == "system") arguments.push_back("--chat");
   if (option.name == "rank") arguments.insert(arguments.end(), {"-tp", "2"});
   return arguments;
@@ -145,7 +149,7 @@ TEST(CommandLine, EveryOptionMeansTheSameAsFlagAndInAFile) {
     EXPECT_EQ(from_flag, from_file);
     RunConfig defaults;
     if (option.name != "model" && option.name != "input-file" && option.name != "output-file" &&
-        !(option.name == "prompt" || option.name == "prompt-ids")) {
+        !(option.name == "prompt" || option.name == "prompt-ids" || option.name == "perplexity")) {
       defaults = parse(without).config;
     }
     EXPECT_FALSE(from_flag == defaults) << "the option changes nothing";
@@ -264,6 +268,24 @@ TEST(CommandLine, ShowsHelpAndVersion) {
   EXPECT_THAT(help, HasSubstr("--tensor-parallel-size"));
   EXPECT_THAT(help, testing::Not(HasSubstr("debug-preempt-every")));
   EXPECT_TRUE(parse({"--version"}).version);
+}
+
+TEST(CommandLine, ScoreMeasuresATextOrAnswersRequests) {
+  const auto score = [](Arguments more) {
+    Arguments arguments = {"score", "-m", "m"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return refusal(arguments);
+  };
+  EXPECT_EQ(score({"--perplexity", "t", "--window", "8", "--stride", "8"}), "(accepted)");
+  EXPECT_EQ(score({"-i", "i", "-o", "o", "--overwrite", "--bare-text"}), "(accepted)");
+  EXPECT_THAT(score({}), HasSubstr("give --perplexity, or --input-file and --output-file"));
+  EXPECT_THAT(score({"-i", "i"}), HasSubstr("--output-file is missing"));
+  EXPECT_THAT(score({"-o", "o"}), HasSubstr("--input-file is missing"));
+  EXPECT_THAT(score({"-i", "i", "-o", "o", "--perplexity", "t"}), HasSubstr("one at a time"));
+  EXPECT_THAT(score({"-i", "i", "-o", "o", "--window", "9"}), HasSubstr("need --perplexity"));
+  EXPECT_THAT(score({"--perplexity", "t", "--window", "1"}), HasSubstr("scores nothing"));
+  EXPECT_THAT(score({"--perplexity", "t", "--window", "8", "--stride", "9"}), HasSubstr("leaves tokens out"));
+  EXPECT_THAT(score({"--perplexity", "t", "--resume"}), HasSubstr("--resume is not for lockstep score"));
 }
 
 TEST(CommandLine, BenchCommNeedsNoModel) {

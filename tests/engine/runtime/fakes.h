@@ -56,6 +56,7 @@ class HistoryModel : public StepRunner {
     select(plan, result);
     num_tokens_ += batch.num_tokens();
     largest_step_ = std::max(largest_step_, batch.num_tokens());
+    most_logit_rows_ = std::max(most_logit_rows_, batch.logit_rows.size());
     last_plan_ = plan;
   }
 
@@ -74,6 +75,7 @@ class HistoryModel : public StepRunner {
   std::uint64_t num_tokens() const { return num_tokens_; }
   std::uint64_t num_fetched() const { return num_fetched_; }
   std::size_t largest_step() const { return largest_step_; }
+  std::size_t most_logit_rows() const { return most_logit_rows_; }
   const StepPlan& last_plan() const { return last_plan_; }
 
  protected:
@@ -135,6 +137,7 @@ class HistoryModel : public StepRunner {
   std::uint64_t num_tokens_ = 0;
   std::uint64_t num_fetched_ = 0;
   std::size_t largest_step_ = 0;
+  std::size_t most_logit_rows_ = 0;
   StepPlan last_plan_;
 };
 
