@@ -146,7 +146,7 @@ std::uint64_t Session::State::free_memory_budget(const parallel::RankGraph& plan
 
 void Session::State::make_engine(parallel::RankGraph plan, LoadedShard shard) {
   weight_bytes = shard.size_bytes();
-  runner = std::make_unique<Runner>(std::move(plan), std::move(shard), model.spec.rope, runner_options(), device, communicator);
+  runner = std::make_unique<Runner>(std::move(plan), std::move(shard), runner_options(), device, communicator);
   if (!is_root()) return;
   CoordinatorOptions coordinator_options{.scheduler = {.max_num_seqs = options.max_num_seqs,
                                                        .max_num_batched_tokens = options.max_num_batched_tokens,
@@ -242,7 +242,8 @@ void Session::forward(std::span<const std::int32_t> prompt, const OnLogits& on_l
     plan.batch.sequences = {{.first_token = 0,
                              .num_tokens = static_cast<std::uint32_t>(count),
                              .first_position = static_cast<std::uint32_t>(first),
-                             .block_table = 0}};
+                             .block_table = 0,
+                             .prompt_length = static_cast<std::uint32_t>(prompt.size())}};
     plan.batch.block_tables.resize((first + count + state.kv.block_size - 1) / state.kv.block_size);
     std::iota(plan.batch.block_tables.begin(), plan.batch.block_tables.end(), 0u);
     plan.batch.logit_rows.resize(count);

@@ -9,6 +9,7 @@
 
 #include "device/cuda/attention.h"
 #include "device/cuda/cublas_linear.h"
+#include "device/cuda/in_place.h"
 #include "device/cuda/linear.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/rows.h"
@@ -187,7 +188,7 @@ class CudaDeviceOnStream final : public CudaDevice {
 
   void prepare_steps(const StepLimits& limits) override {
     graphs_.clear();
-    rotary_of_ = nullptr;  // another table may stand where one has been
+    rotaries_.clear();  // another table may stand where one has been
     step_ = std::make_unique<StepBuffers>(limits);
     tops_ = DeviceMemory(limits.max_logit_rows * sizeof(Top), "the tops of rows");
     read_tops_ = PinnedMemory(limits.max_logit_rows * sizeof(Top), "the tops of rows");
@@ -249,6 +250,8 @@ class CudaDeviceOnStream final : public CudaDevice {
   }
 
   void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) override {
+    if (spec.soft_cap != 0.0f) refuse("soft cap of attention scores");
+    if (!spec.slopes.empty()) refuse("slopes of attention scores (ALiBi)");
     const HeadMap heads = head_map(spec);
     const auto& own = static_cast<const CudaKvCache&>(cache);
     const std::size_t bytes = attention_scratch_bytes(heads, step_->limits(), own.spec().block_size, multiprocessors_);
@@ -265,6 +268,40 @@ class CudaDeviceOnStream final : public CudaDevice {
 
   void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override {
     cuda::activate(launch(), function, rows_of(x), num_rows, rows_of(out));
+  }
+
+  void add_positions(const Weight& table, std::size_t offset, const Matrix& x) override {
+    cuda::add_positions(launch(), static_cast<const CudaWeight&>(table), offset, step(), rows_of(x));
+  }
+
+  void scale(const Matrix& x, std::size_t num_rows, float factor) override { cuda::scale(launch(), rows_of(x), num_rows, factor); }
+
+  void soft_cap(const Matrix& x, std::size_t num_rows, float cap) override { cuda::soft_cap(launch(), rows_of(x), num_rows, cap); }
+
+  void gate_rows(const Matrix& x, std::size_t num_rows, const Matrix& gates) override {
+    cuda::gate_rows(launch(), rows_of(x), num_rows, rows_of(gates));
+  }
+
+  void norm_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                  const Norm& norm) override {
+    cuda::norm_heads(launch(), rows_of(x), num_rows, first_column, num_heads, head_dim, norm);
+  }
+
+  void square_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                    const Matrix& out) override {
+    cuda::square_heads(launch(), rows_of(x), num_rows, first_column, num_heads, head_dim, rows_of(out));
+  }
+
+  void norm_by_square(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_columns, const Matrix& squares,
+                      std::size_t norm_columns, const float* weight, float eps) override {
+    cuda::norm_by_square(launch(), rows_of(x), num_rows, first_column, num_columns, rows_of(squares), norm_columns, weight, eps);
+  }
+
+  void route(const Matrix&, std::size_t, const Routing&, const Matrix&) override { refuse("op route (mixtures of experts)"); }
+
+  void experts(const Matrix&, std::size_t, const Matrix&, std::span<const Expert>, Nonlinearity, std::span<const Leaf>,
+               const Matrix&) override {
+    refuse("op experts (mixtures of experts)");
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
@@ -286,6 +323,8 @@ class CudaDeviceOnStream final : public CudaDevice {
  private:
   static constexpr std::chrono::milliseconds kSpin{2};  // as long as a decode step may take; longer waits leave the core to others
   static constexpr std::chrono::microseconds kNap{50};
+
+  [[noreturn]] static void refuse(const std::string& what) { throw std::runtime_error("the cuda device has no " + what + " yet"); }
 
   Launch launch() const { return {stream_, multiprocessors_}; }
 
@@ -309,14 +348,16 @@ class CudaDeviceOnStream final : public CudaDevice {
   /// The table in device memory, uploaded when it is first seen.
   RotaryView rotary(const RotaryTable* table) {
     if (table == nullptr || table->rotary_dim == 0) return {};
-    if (rotary_of_ != table->cosines.data()) {
-      cosines_ = DeviceMemory(table->cosines.size_bytes(), "the rotary table");
-      sines_ = DeviceMemory(table->sines.size_bytes(), "the rotary table");
-      write_floats(table->cosines, cosines_.data());
-      write_floats(table->sines, sines_.data());
-      rotary_of_ = table->cosines.data();
+    if (table->by_token) refuse("rotary embedding that depends on the length of the sequence");
+    const auto [found, is_new] = rotaries_.try_emplace(table->cosines.data());
+    auto& [cosines, sines] = found->second;
+    if (is_new) {
+      cosines = DeviceMemory(table->cosines.size_bytes(), "the rotary table");
+      sines = DeviceMemory(table->sines.size_bytes(), "the rotary table");
+      write_floats(table->cosines, cosines.data());
+      write_floats(table->sines, sines.data());
     }
-    return {cosines_.as<float>(), sines_.as<float>(), static_cast<std::uint32_t>(table->rotary_dim / 2)};
+    return {cosines.as<float>(), sines.as<float>(), static_cast<std::uint32_t>(table->rotary_dim / 2)};
   }
 
   Graph record(const std::function<void()>& walk) {
@@ -351,9 +392,8 @@ class CudaDeviceOnStream final : public CudaDevice {
   std::map<std::size_t, Graph> graphs_;  // by padded_rows_
   DeviceMemory tops_;
   PinnedMemory read_tops_;
-  DeviceMemory scratch_;  // of attention
-  const float* rotary_of_ = nullptr;
-  DeviceMemory cosines_, sines_;
+  DeviceMemory scratch_;                                                    // of attention
+  std::map<const float*, std::pair<DeviceMemory, DeviceMemory>> rotaries_;  // cos and sin, by where the table's cosines are on the host
 };
 
 }  // namespace

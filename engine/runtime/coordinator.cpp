@@ -124,7 +124,8 @@ void Coordinator::add_chunk(const ScheduledChunk& chunk) {
   const std::vector<std::uint32_t>& table = scheduler_.block_table(chunk.sequence);
   const std::size_t end = std::size_t{chunk.first_position} + chunk.num_tokens;
   batch.sequences.push_back({static_cast<std::uint32_t>(batch.num_tokens()), chunk.num_tokens, chunk.first_position,
-                             static_cast<std::uint32_t>(batch.block_tables.size())});
+                             static_cast<std::uint32_t>(batch.block_tables.size()),
+                             static_cast<std::uint32_t>(choices_.at(chunk.sequence)->group->request.prompt.size())});
   const std::size_t block_size = options_.scheduler.block_size;
   const std::size_t num_blocks = (end + block_size - 1) / block_size;
   batch.block_tables.insert(batch.block_tables.end(), table.begin(), table.begin() + static_cast<std::ptrdiff_t>(num_blocks));

@@ -9,11 +9,11 @@ namespace lockstep::engine {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "step plans are written as they lie in memory");
-static_assert(sizeof(device::StepBatch::Sequence) == 16 && std::is_trivially_copyable_v<device::StepBatch::Sequence>);
+static_assert(sizeof(device::StepBatch::Sequence) == 20 && std::is_trivially_copyable_v<device::StepBatch::Sequence>);
 static_assert(sizeof(RowWants) == 1);
 
 constexpr std::uint32_t kMagic = 0x4e4c5053;  // "SPLN"
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 
 struct Header {
   std::uint32_t magic = kMagic;
@@ -30,7 +30,7 @@ struct Header {
 static_assert(sizeof(Header) == 48 && std::is_trivially_copyable_v<Header>);
 
 std::uint64_t total_bytes(const Header& header) {
-  return sizeof(Header) + std::uint64_t{header.num_tokens} * 8 + std::uint64_t{header.num_sequences} * 16 +
+  return sizeof(Header) + std::uint64_t{header.num_tokens} * 8 + std::uint64_t{header.num_sequences} * sizeof(device::StepBatch::Sequence) +
          std::uint64_t{header.num_block_table_entries} * 4 + std::uint64_t{header.num_logit_rows} * 5 + header.reason_bytes;
 }
 

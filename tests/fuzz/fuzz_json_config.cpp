@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     spec = engine::spec_from_hf_config(text, "fuzz");
     const bool sane = spec.num_heads > 0 && spec.num_kv_heads > 0 && spec.num_heads % spec.num_kv_heads == 0 && spec.head_dim > 0 &&
-                      spec.rms_norm_eps > 0.0f;
+                      spec.norm.eps > 0.0f;
     if (!sane) std::abort();
   } catch (const std::exception&) {
   }
