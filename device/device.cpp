@@ -37,6 +37,8 @@ std::size_t WeightSpec::num_roots() const {
   return static_cast<std::size_t>(std::count_if(leaves.begin(), leaves.end(), [](const Leaf& leaf) { return leaf.ends_root; }));
 }
 
+std::size_t WeightSpec::stored_row_bytes() const { return covering_bytes(dtype, first_column, columns); }
+
 std::size_t KvCacheSpec::bytes_per_block() const {
   const std::size_t vector = quantised == KvQuantisation::kNone ? head_dim * info(dtype).block_bytes : head_dim + sizeof(float);
   return 2 * num_layers * num_kv_heads * block_size * vector;

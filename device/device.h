@@ -55,8 +55,11 @@ struct WeightSpec {
   DType dtype = DType::kF32;
   std::size_t rows = 0;
   std::size_t columns = 0;
-  std::vector<Leaf> leaves;  // a column-parallel product has one: {columns, 0, true}
+  std::vector<Leaf> leaves;      // a column-parallel product has one: {columns, 0, true}
+  std::size_t first_column = 0;  // of `columns` within its super-block, where the type has them: a shard may begin inside of one
   std::size_t num_roots() const;
+  /// The whole blocks that hold the columns: covering_bytes(dtype, first_column, columns).
+  std::size_t stored_row_bytes() const;
 };
 
 /// A weight matrix in the layout of a device.
@@ -67,7 +70,7 @@ class Weight {
   virtual std::size_t size_bytes() const = 0;
 };
 
-/// Fills `to` with rows [first, first + count) as stored (row_bytes(dtype, columns) each). Called from several threads at once.
+/// Fills `to` with rows [first, first + count) as stored (stored_row_bytes() each). Called from several threads at once.
 using ReadRows = std::function<void(std::size_t first, std::size_t count, std::span<std::byte> to)>;
 
 /// How a KV cache makes its numbers smaller: 8 bits each and one fp32 scale for each token, KV head and keys or values, from that token's

@@ -58,6 +58,16 @@ device::DType default_kv_dtype(const parallel::RankGraph& plan, const SessionOpt
   return any_bf16 ? device::DType::kBF16 : device::DType::kF16;
 }
 
+/// How far back the layers see at most; 0: one sees all.
+std::size_t window_of_all_layers(const parallel::RankGraph& graph) {
+  std::size_t window = 0;
+  for (const parallel::Attention& attention : graph.attentions) {
+    if (attention.window == 0) return 0;
+    window = std::max<std::size_t>(window, attention.window);
+  }
+  return window;
+}
+
 }  // namespace
 
 parallel::Graph graph_of(const OpenedModel& model, std::optional<device::DType> dtype) {
@@ -148,16 +158,22 @@ void Session::State::make_engine(parallel::RankGraph plan, LoadedShard shard) {
   weight_bytes = shard.size_bytes();
   runner = std::make_unique<Runner>(std::move(plan), std::move(shard), runner_options(), device, communicator);
   if (!is_root()) return;
-  CoordinatorOptions coordinator_options{.scheduler = {.max_num_seqs = options.max_num_seqs,
-                                                       .max_num_batched_tokens = options.max_num_batched_tokens,
-                                                       .prefill_chunk = options.prefill_chunk,
-                                                       .num_blocks = kv.num_blocks,
-                                                       .block_size = kv.block_size,
-                                                       .preempt_every = options.preempt_every},
-                                         .max_model_len = max_model_len,
-                                         .vocab_size = model.spec.vocab_size,
-                                         .eos_ids = eos_ids,
-                                         .tokenizer = tokenizer.get()};
+  const auto& rotaries = runner->graph().rotaries;
+  CoordinatorOptions coordinator_options{
+      .scheduler = {.max_num_seqs = options.max_num_seqs,
+                    .max_num_batched_tokens = options.max_num_batched_tokens,
+                    .prefill_chunk = options.prefill_chunk,
+                    .num_blocks = kv.num_blocks,
+                    .block_size = kv.block_size,
+                    .window = window_of_all_layers(runner->graph()),
+                    .prefix_caching = options.prefix_caching,
+                    .preempt_every = options.preempt_every},
+      .max_model_len = max_model_len,
+      .vocab_size = model.spec.vocab_size,
+      .eos_ids = eos_ids,
+      .angles_depend_on_length =
+          std::any_of(rotaries.begin(), rotaries.end(), [](const parallel::Rotary& each) { return each.depends_on_length(); }),
+      .tokenizer = tokenizer.get()};
   coordinator = std::make_unique<Coordinator>(std::move(coordinator_options), *runner, communicator.size() > 1 ? &channel : nullptr);
 }
 

@@ -21,7 +21,26 @@
 namespace lockstep::comm {
 namespace {
 
-using namespace cuda;
+using cuda::built_in_table;
+using cuda::card_error;
+using cuda::exchange_cards;
+using cuda::HostWords;
+using cuda::IpcExchange;
+using cuda::IpcView;
+using cuda::Launch;
+using cuda::make_card;
+using cuda::make_tree_program;
+using cuda::name_of;
+using cuda::NcclAllReduce;
+using cuda::RankCard;
+using cuda::read_table;
+using cuda::reduce_one_shot;
+using cuda::reduce_one_shot_add_norm;
+using cuda::reduce_two_shot;
+using cuda::sum_gathered;
+using cuda::Transport;
+using cuda::TransportTable;
+using cuda::TreeProgram;
 using device::cuda::PinnedMemory;
 using device::cuda::rows_of;
 

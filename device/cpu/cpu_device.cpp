@@ -83,7 +83,11 @@ Int8View int8_of(const Matrix& matrix, std::size_t rows) {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const CpuOptions& options)
-      : kernels_(kernels_for(options.isa)), pool_(options.num_threads), attention_(pool_, kernels_), scratch_(options.num_threads) {}
+      : kernels_(kernels_for(options.isa)),
+        pool_(options.num_threads),
+        attention_(pool_, kernels_),
+        arenas_(options.num_threads),
+        scratch_(options.num_threads) {}
 
   std::string description() const override {
     return "cpu " + std::string(isa_name(kernels_.isa)) + ", " + std::to_string(pool_.size()) +
@@ -107,7 +111,7 @@ class CpuDevice final : public Device {
   }
 
   std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) override {
-    return load_cpu_weight(std::move(spec), kernels_.q8_offset, read, pool_, arena_);
+    return load_cpu_weight(std::move(spec), kernels_.q8_offset, read, pool_, arenas_);
   }
 
   std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) override {
@@ -155,16 +159,12 @@ class CpuDevice final : public Device {
       return;
     }
     const CpuWeight& weight = static_cast<const CpuWeight&>(*table);
-    require(columns == weight.spec().columns, "embed: the columns of the table and of the output differ");
-    const std::size_t bytes = row_bytes(weight.spec().dtype, columns);
-    reserve_scratch(bytes);
+    reserve_table_row(weight, columns);
     over_rows(batch.num_tokens(), columns, [&](std::size_t thread, std::size_t t) {
       const std::span row(to + t * columns, columns);
       const std::int64_t index = std::int64_t{batch.token_ids[t]} - first_id;
       if (index < 0 || index >= static_cast<std::int64_t>(weight.spec().rows)) return std::fill(row.begin(), row.end(), 0.0f);
-      const std::span stored(scratch_[thread].data(), bytes);
-      unpack_row(weight.shape(), weight.data(), static_cast<std::size_t>(index), stored);
-      dequantise(weight.spec().dtype, stored, row);
+      expand_table_row(weight, static_cast<std::size_t>(index), thread, row);
       for (float& value : row) value += 0.0f;  // -0 becomes +0, as it does where the rows of other ranks are added
     });
   }
@@ -210,24 +210,25 @@ class CpuDevice final : public Device {
     require(bias == nullptr || roots == 1, "linear: a bias needs a product with one root");
     LinearArgs args{};
     args.dtype = w.spec().dtype;
-    args.weights = w.data();
     args.rows = w.spec().rows;
     args.columns = w.spec().columns;
+    args.first_block = w.shape().first_block();
+    args.panel_bytes = w.shape().panel_bytes();
     args.leaves = w.spec().leaves.data();
     args.num_leaves = w.spec().leaves.size();
     args.num_tokens = num_rows;
     args.bias = bias;
     args.out = floats_of(out, roots * num_rows) + out_column;
     args.out_stride = out.columns;
-    if (info(args.dtype).block_quantised()) {
+    if (info(args.dtype).block_quantised() && in.type == Activation::kInt8Blocks) {
       args.int8 = int8_of(in, num_rows);
     } else {
       args.floats = floats_of(in, num_rows);
     }
     if (num_rows == 0 || args.rows == 0) return;
-    reserve_scratch(kernels_.linear_scratch_bytes(args.dtype, num_rows));
+    reserve_scratch(kernels_.linear_scratch_bytes(args));
     const auto share = [&](std::size_t thread, std::size_t scratch) {
-      kernels_.linear(args, w.shape().share_begin(thread), w.shape().share_begin(thread + 1), scratch_[scratch].data());
+      kernels_.linear(args, w.share(thread), w.shape().share_begin(thread), w.shape().share_begin(thread + 1), scratch_[scratch].data());
     };
     if (w.size_bytes() * num_rows <= kSmallProduct) {
       for (std::size_t thread = 0; thread < pool_.size(); ++thread) share(thread, 0);
@@ -294,21 +295,17 @@ class CpuDevice final : public Device {
     const FloatMode mode;
     const StepBatch& batch = step();
     const CpuWeight& weight = static_cast<const CpuWeight&>(table);
-    require(x.columns == weight.spec().columns, "add_positions: the columns of the table and of x differ");
     float* rows = floats_of(x, batch.num_tokens());
-    const std::size_t bytes = row_bytes(weight.spec().dtype, x.columns), values = (bytes + 63) / 64 * 64;
-    reserve_scratch(values + x.columns * sizeof(float));
+    const std::size_t offset_of_row = reserve_table_row(weight, x.columns, x.columns * sizeof(float));
     over_rows(batch.num_tokens(), x.columns, [&](std::size_t thread, std::size_t t) {
-      const std::size_t row = static_cast<std::size_t>(batch.positions[t]) + offset;
-      if (row >= weight.spec().rows) {
+      const std::size_t index = static_cast<std::size_t>(batch.positions[t]) + offset;
+      if (index >= weight.spec().rows) {
         throw std::out_of_range("position " + std::to_string(batch.positions[t]) + " is outside the table of positions, which has " +
                                 std::to_string(weight.spec().rows) + " rows");
       }
-      const std::span stored(scratch_[thread].data(), bytes);
-      const std::span value(reinterpret_cast<float*>(scratch_[thread].data() + values), x.columns);
-      unpack_row(weight.shape(), weight.data(), row, stored);
-      dequantise(weight.spec().dtype, stored, value);
-      kernels_.add(rows + t * x.columns, value.data(), nullptr, x.columns);
+      const std::span row(reinterpret_cast<float*>(scratch_[thread].data() + offset_of_row), x.columns);
+      expand_table_row(weight, index, thread, row);
+      kernels_.add(rows + t * x.columns, row.data(), nullptr, x.columns);
     });
   }
 
@@ -417,6 +414,28 @@ class CpuDevice final : public Device {
   }
 
  private:
+  /// Scratch memory for expand_table_row, and `more` bytes behind it; returns where those begin.
+  std::size_t reserve_table_row(const CpuWeight& table, std::size_t columns, std::size_t more = 0) {
+    require(columns == table.spec().columns && table.spec().first_column == 0, "the columns of a table and of the rows differ");
+    const std::size_t bytes = info(table.spec().dtype).block_quantised() ? 0 : row_bytes(table.spec().dtype, columns);
+    reserve_scratch((bytes + 63) / 64 * 64 + more);
+    return (bytes + 63) / 64 * 64;
+  }
+
+  /// A row of a table as floats.
+  void expand_table_row(const CpuWeight& table, std::size_t index, std::size_t thread, std::span<float> row) {
+    const DType dtype = table.spec().dtype;
+    const std::size_t panel = index / kLanes, owner = table.shape().share_of(panel);
+    const std::byte* share = table.share(owner);
+    if (info(dtype).block_quantised()) {
+      const std::byte* packed = share + (panel - table.shape().share_begin(owner)) * table.shape().panel_bytes();
+      return kernels_.expand_row(dtype, packed, row.size(), index % kLanes, row.data());
+    }
+    const std::span stored(scratch_[thread].data(), row_bytes(dtype, row.size()));
+    unpack_float_row(table.shape(), share, index, stored);
+    dequantise(dtype, stored, row);
+  }
+
   /// Rows [first, first + count) of all.
   struct Rows {
     std::size_t first, count, all;
@@ -574,7 +593,7 @@ class CpuDevice final : public Device {
   std::vector<Top> tops_;
   ThreadPool pool_;
   AttentionRunner attention_;
-  Arena arena_;
+  std::vector<Arena> arenas_;                    // of each thread
   std::vector<std::vector<std::byte>> scratch_;  // of each thread
   std::vector<float> attended_;                  // attention results on their way to int8
   std::vector<float> leaf_sums_;                 // of experts

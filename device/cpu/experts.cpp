@@ -49,7 +49,7 @@ void gather_rows(const Matrix& from, std::span<const std::uint32_t> rows, const 
     std::memcpy(target.quants + i * target.stride, source.quants + rows[i] * source.stride, from.columns);
     std::memcpy(target.scales + at, source.scales + other, source.blocks * sizeof(float));
     std::memcpy(target.scaled_sums + at, source.scaled_sums + other, source.blocks * sizeof(float));
-    std::memcpy(target.sums + at, source.sums + other, source.blocks * sizeof(std::int32_t));
+    std::memcpy(target.sums + 2 * at, source.sums + 2 * other, 2 * source.blocks * sizeof(std::int32_t));
   }
 }
 

@@ -11,6 +11,7 @@ constexpr Kernels make_table(Isa isa) {
           .q8_offset = kQ8Offset,
           .linear = linear,
           .linear_scratch_bytes = linear_scratch_bytes,
+          .expand_row = expand_row,
           .norm = norm,
           .quantise = quantise,
           .activate = activate,

@@ -151,11 +151,12 @@ void quantise(const float* x, std::size_t blocks, std::int8_t* quants, float* sc
     }
     store_low8(quants + block * 32, qa);
     store_low8(quants + block * 32 + 16, qb);
-    const std::int32_t sum = sum_of_ints(add(qa, qb));
+    const std::int32_t first = sum_of_ints(qa), second = sum_of_ints(qb), sum = first + second;
     const float scale = finite ? amax / 127.0f : __builtin_nanf("");
     scales[block] = scale;
     scaled_sums[block] = scale * static_cast<float>(sum);
-    sums[block] = sum;
+    sums[2 * block] = first;
+    sums[2 * block + 1] = second;
   }
 }
 

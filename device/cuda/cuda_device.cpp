@@ -92,7 +92,7 @@ HeadMap head_map(const AttentionSpec& spec) {
 
 class CudaDeviceOnStream final : public CudaDevice {
  public:
-  explicit CudaDeviceOnStream(const CudaOptions& options) : options_(options) {
+  explicit CudaDeviceOnStream(const CudaOptions& options) : options_(options), host_threads_(options.host_threads) {
     check(cudaSetDevice(options.ordinal), "choosing a GPU");
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, options.ordinal), "asking for the properties of a GPU");
@@ -139,7 +139,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   }
 
   std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) override {
-    auto weight = load_cuda_weight(std::move(spec), read, cublas_ ? PlainRows::kKeep : PlainRows::kDrop);
+    auto weight = load_cuda_weight(std::move(spec), read, cublas_ ? PlainRows::kKeep : PlainRows::kDrop, &host_threads_);
     check(cudaDeviceSynchronize(), "uploading weights");
     return weight;
   }
@@ -379,6 +379,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   }
 
   CudaOptions options_;
+  cpu::ThreadPool host_threads_;
   std::string name_;
   int multiprocessors_ = 1;
   int compute_major_ = 0;

@@ -125,7 +125,7 @@ void linear(const Launch& on, Rows in, std::size_t num_rows, const CudaWeight& w
     case DType::kQ8_0: return launch_mma<DType::kQ8_0>(on, args, plan.num_levels);
     case DType::kQ4_0: return launch_mma<DType::kQ4_0>(on, args, plan.num_levels);
     case DType::kQ4_1: return launch_mma<DType::kQ4_1>(on, args, plan.num_levels);
-    case DType::kF32: break;
+    default: break;  // F32 is done above, and there is no weight of another type (weight.cpp)
   }
 }
 
@@ -144,6 +144,7 @@ void embed_ids(const Launch& on, const CudaWeight* table, std::int32_t first_id,
     case DType::kQ8_0: return launch_embed<DType::kQ8_0>(on, table, first_id, ids, num_ids, adds, out);
     case DType::kQ4_0: return launch_embed<DType::kQ4_0>(on, table, first_id, ids, num_ids, adds, out);
     case DType::kQ4_1: return launch_embed<DType::kQ4_1>(on, table, first_id, ids, num_ids, adds, out);
+    default: return;  // there is no weight of another type (weight.cpp)
   }
 }
 

@@ -48,14 +48,6 @@ const Family& family_in(const JsonFields& fields) {
   return *by_class;
 }
 
-/// Refuses what would change the result and is not done yet.
-void refuse_unsupported(const JsonFields& fields) {
-  if (const auto quantisation = fields.object("quantization_config")) {
-    fields.fail("quantization_config",
-                quote(quantisation->text("quant_method").value_or("of no name")) + " is not supported; supported: F32, F16, BF16 weights");
-  }
-}
-
 std::size_t read_head_dim(const JsonFields& fields, const ConfigKeys& keys, const ModelSpec& spec) {
   if (fields.find("head_dim") == nullptr && spec.hidden_size % spec.num_heads != 0) {
     fields.fail(keys.hidden_size, std::to_string(spec.hidden_size) + " is no multiple of " + keys.num_heads + ", " +
@@ -121,7 +113,6 @@ ModelSpec spec_from_hf_config(std::string_view config_json, const std::string& s
   const json config = parse_json_object(config_json, source);
   const JsonFields fields(config, source);
   const Family& family = family_in(fields);
-  refuse_unsupported(fields);
 
   ModelSpec spec;
   spec.architecture = family.architecture;

@@ -92,7 +92,9 @@ void Coordinator::submit(Request request, OnCompletion done) {
     ++group->num_open;
     auto state = std::make_unique<ChoiceState>(ChoiceState{group, &choice, max_tokens, StopStrings(kept.sampling.stop), std::nullopt});
     if (options_.tokenizer != nullptr) state->detokenizer.emplace(*options_.tokenizer);
-    choices_.emplace(scheduler_.add(kept.prompt, kept.prompt.size() + max_tokens), std::move(state));
+    choices_.emplace(
+        scheduler_.add(kept.prompt, kept.prompt.size() + max_tokens, options_.angles_depend_on_length ? kept.prompt.size() : 0),
+        std::move(state));
   }
   if (group->num_open == 0) complete_.push_back(std::move(group));
 }
@@ -151,6 +153,7 @@ void Coordinator::run_when_idle(StepPlan& plan, StepResult& result) {
   if (is_over_) throw std::logic_error("coordinator: it was stopped, or a step failed");
   if (num_in_flight_ != 0)
     throw std::logic_error("coordinator: it is not idle, " + std::to_string(num_in_flight_) + " requests are in flight");
+  scheduler_.forget_prefixes();  // the plan may overwrite any block
   run_everywhere(plan, result);
 }
 

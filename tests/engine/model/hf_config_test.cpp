@@ -150,7 +150,6 @@ TEST(HfConfig, RefusesOtherFamiliesByNameAndSaysWhatIsSupported) {
   EXPECT_THAT(error_with("model_type", "mamba"), HasSubstr("model_type: 'mamba' is not supported; supported: LlamaForCausalLM"));
   EXPECT_THAT(error_with("model_type", "qwen2"), HasSubstr("model_type: 'qwen2' contradicts architectures, 'LlamaForCausalLM'"));
   EXPECT_THAT(error_with("hidden_act", "xielu"), HasSubstr("hidden_act: 'xielu' is not supported; supported: 'silu'"));
-  EXPECT_THAT(error_with("quantization_config", {{"quant_method", "gptq"}}), HasSubstr("quantization_config: 'gptq' is not supported"));
   EXPECT_THAT(error_of([] { spec_from_hf_config("{}", "config.json"); }), HasSubstr("architectures: is missing"));
 }
 

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -85,6 +86,10 @@ std::vector<Request> mixed_requests(std::size_t count) {
     request.id = 100 + i;
     request.prompt.resize(1 + random() % 40);
     for (TokenId& id : request.prompt) id = static_cast<TokenId>(random() % kVocab);
+    if (i % 3 == 0) {  // some begin alike
+      for (std::size_t at = 0; at < std::min<std::size_t>(request.prompt.size(), 5 + i); ++at)
+        request.prompt[at] = static_cast<TokenId>(at);
+    }
     SamplingParams& params = request.sampling;
     params.seed = random();
     params.max_tokens = 1 + random() % 30;
@@ -117,9 +122,11 @@ TEST(Coordinator, AnswersDoNotDependOnHowTheWorkIsScheduled) {
           options.scheduler.block_size = 4;
           options.scheduler.num_blocks = num_blocks;
           options.scheduler.preempt_every = preempt_every;
+          options.scheduler.prefix_caching = variants % 2 == 1;
           HistoryModel model(num_blocks, 4, kVocab);
           SCOPED_TRACE(::testing::Message() << "chunk " << chunk << ", sequences " << max_num_seqs << ", blocks " << num_blocks
-                                            << ", preempt every " << preempt_every);
+                                            << ", preempt every " << preempt_every << ", prefix caching "
+                                            << options.scheduler.prefix_caching);
           expect_same(expected, answers_of(options, model, requests));
           EXPECT_LE(model.largest_step(), options.scheduler.max_num_batched_tokens);
           ++variants;
@@ -435,6 +442,31 @@ TEST(Coordinator, RunsAPlanOfTheCallersWhenIdle) {
   coordinator.submit(request, {});
   EXPECT_THROW(coordinator.run_when_idle(plan, result), std::logic_error);
   run_to_end(coordinator);
+}
+
+TEST(Coordinator, APlanOfTheCallersMayOverwriteWhatThePrefixCacheHeld) {
+  HistoryModel model(64, 4, kVocab);
+  CoordinatorOptions options = default_options();
+  options.scheduler.block_size = 4;
+  options.scheduler.prefix_caching = true;
+  Request request;
+  request.prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const Answers expected = answers_of(options, model, {request});
+  Coordinator coordinator(options, model, nullptr);
+  coordinator.submit(request, {});
+  run_to_end(coordinator);
+  StepPlan plan;
+  for (std::uint32_t block = 0; block < 64; ++block) plan.batch.block_tables.push_back(block);
+  plan.batch.token_ids.assign(256, 30);
+  plan.batch.positions.resize(256);
+  std::iota(plan.batch.positions.begin(), plan.batch.positions.end(), 0);
+  plan.batch.sequences = {{0, 256, 0, 0}};
+  StepResult result;
+  coordinator.run_when_idle(plan, result);
+  Answers again;
+  coordinator.submit(request, [&](Completion&& done) { again[done.id] = std::move(done); });
+  run_to_end(coordinator);
+  expect_same(expected, again);
 }
 
 TEST(Coordinator, CountsPreemptionsAndRecomputedTokens) {
