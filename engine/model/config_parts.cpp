@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "engine/model/limits.h"
+#include "engine/model/rope.h"
 #include "engine/weights/quote.h"
 
 namespace lockstep::engine {
@@ -82,7 +83,7 @@ std::vector<std::size_t> layer_list(const JsonFields& fields, const char* key) {
 void default_rotary_part(const JsonFields& fields, double part, ModelSpec& spec) {
   const auto parameters = fields.object("rope_parameters");
   if (fields.find("partial_rotary_factor") != nullptr || (parameters && parameters->find("partial_rotary_factor") != nullptr)) return;
-  spec.rope.rotary_dim = static_cast<std::size_t>(static_cast<double>(spec.head_dim) * part);
+  spec.rope.rotary_dim = rotary_dim_of(fields, spec.head_dim, part);
 }
 
 float read_scale(const JsonFields& fields, const char* key, double absent) {

@@ -223,17 +223,20 @@ ModelSpec spec_from_gguf(const GgufFile& file) {
   spec.norm.eps = *eps > 0.0 && *eps <= 1.0 ? static_cast<float>(*eps) : 0.0f;
   if (!(spec.norm.eps > 0.0f)) metadata.fail(eps_key, "is " + std::to_string(*eps) + "; a positive number up to 1 is needed");
 
+  spec.tie_word_embeddings = !file.tensors->contains("output.weight");
+  if (family.read_gguf != nullptr) family.read_gguf(file, spec);
+  read_special_tokens(metadata, spec);
+  check_consistency(spec);
+  return spec;
+}
+
+void biases_from_tensors(const GgufFile& file, ModelSpec& spec) {
   constexpr std::array<std::string_view, 3> kAttention{"attn_q.bias", "attn_k.bias", "attn_v.bias"};
   constexpr std::array<std::string_view, 1> kOutput{"attn_output.bias"};
   constexpr std::array<std::string_view, 3> kMlp{"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"};
   spec.attention_bias = in_every_layer(file, spec.num_layers, kAttention);
   spec.attention_output_bias = in_every_layer(file, spec.num_layers, kOutput);
   spec.mlp_bias = in_every_layer(file, spec.num_layers, kMlp);
-  spec.tie_word_embeddings = !file.tensors->contains("output.weight");
-  if (family.read_gguf != nullptr) family.read_gguf(file, spec);
-  read_special_tokens(metadata, spec);
-  check_consistency(spec);
-  return spec;
 }
 
 std::optional<text::GgufVocabulary> vocabulary_from_gguf(const GgufMetadata& metadata) {

@@ -18,8 +18,7 @@ void read(const JsonFields& fields, ModelSpec& spec) {
   if (fields.find("rope_parameters") != nullptr) return;
   // Older files have names of their own.
   const auto part = fields.number("rotary_pct", 0.0, 1.0), base = fields.number("rotary_emb_base", 1.0, SpecLimits::kRopeTheta);
-  if (fields.find("partial_rotary_factor") == nullptr)
-    spec.rope.rotary_dim = static_cast<std::size_t>(static_cast<double>(spec.head_dim) * part.value_or(0.25));
+  if (fields.find("partial_rotary_factor") == nullptr) spec.rope.rotary_dim = rotary_dim_of(fields, spec.head_dim, part.value_or(0.25));
   if (fields.find("rope_theta") == nullptr && base) spec.rope.theta = *base;
 }
 

@@ -3,6 +3,7 @@
 
 #include "engine/model/blocks.h"
 #include "engine/model/config_parts.h"
+#include "engine/model/gguf_config.h"
 #include "engine/model/registry.h"
 
 namespace lockstep::engine {
@@ -16,7 +17,10 @@ void read(const JsonFields& fields, ModelSpec& spec) {
 parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec); }
 
 /// The converter of these files put the rows of q and k in the order of rotary pairs.
-void read_gguf(const GgufFile&, ModelSpec& spec) { spec.rotary_pairs_interleaved = true; }
+void read_gguf(const GgufFile& file, ModelSpec& spec) {
+  biases_from_tensors(file, spec);
+  spec.rotary_pairs_interleaved = true;
+}
 
 constexpr ModuleNames kModules[] = {
     {"model.embed_tokens", "token_embd"},

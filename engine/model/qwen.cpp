@@ -5,6 +5,7 @@
 
 #include "engine/model/blocks.h"
 #include "engine/model/config_parts.h"
+#include "engine/model/gguf_config.h"
 #include "engine/model/limits.h"
 #include "engine/model/registry.h"
 
@@ -72,8 +73,14 @@ GraphBuilder::Sum feed_forward(GraphBuilder& builder, const ModelSpec& spec, par
 
 parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec, standard_attention, feed_forward); }
 
-void read_gguf_qwen2(const GgufFile&, ModelSpec& spec) { spec.attention_bias = true; }
-void read_gguf_qwen3(const GgufFile&, ModelSpec& spec) { spec.head_norms = true; }
+void read_gguf_qwen2(const GgufFile& file, ModelSpec& spec) {
+  biases_from_tensors(file, spec);
+  spec.attention_bias = true;
+}
+void read_gguf_qwen3(const GgufFile& file, ModelSpec& spec) {
+  biases_from_tensors(file, spec);
+  spec.head_norms = true;
+}
 
 constexpr ModuleNames kModules[] = {
     {"model.embed_tokens", "token_embd"},

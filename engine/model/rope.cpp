@@ -133,6 +133,7 @@ void scale_yarn(const RopeSpec& rope, std::vector<double>& frequencies) {
   };
   double low = pair_of_turns(rope.beta_fast), high = pair_of_turns(rope.beta_slow);
   if (rope.truncate) low = std::floor(low), high = std::ceil(high);
+  if (!std::isfinite(low) || !std::isfinite(high)) throw std::runtime_error("YaRN needs a rope_theta above 1");
   low = std::max(low, 0.0);
   high = std::min(high, dim - 1.0);
   if (low == high) high += 0.001;
@@ -167,6 +168,15 @@ std::vector<float> divided(const std::vector<double>& frequencies, const std::ve
 
 }  // namespace
 
+std::size_t rotary_dim_of(const JsonFields& fields, std::size_t head_dim, double part) {
+  const auto dim = static_cast<std::size_t>(static_cast<double>(head_dim) * part);
+  if (dim < 2 || dim % 2 != 0) {
+    fields.fail("partial_rotary_factor", "rotates " + std::to_string(dim) + " of " + std::to_string(head_dim) +
+                                             " dims of a head; an even number from 2 on is needed");
+  }
+  return dim;
+}
+
 RopeSpec rope_from_config(const JsonFields& fields, std::size_t head_dim, std::size_t max_positions, const char* kind) {
   RopeSpec rope;
   const auto scaling = fields.object("rope_scaling");
@@ -189,11 +199,7 @@ RopeSpec rope_from_config(const JsonFields& fields, std::size_t head_dim, std::s
     if (inner_part) part = inner_part;
   }
   rope.theta = theta.value_or(10000.0);
-  rope.rotary_dim = static_cast<std::size_t>(static_cast<double>(head_dim) * part.value_or(1.0));
-  if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
-    fields.fail("partial_rotary_factor", "rotates " + std::to_string(rope.rotary_dim) + " of " + std::to_string(head_dim) +
-                                             " dims of a head; an even number from 2 on is needed");
-  }
+  rope.rotary_dim = rotary_dim_of(fields, head_dim, part.value_or(1.0));
   if (scaling) read_scaling(*scaling, fields, max_positions, rope);
   if (parameters) {
     const RopeScaling before = rope.scaling;

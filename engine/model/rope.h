@@ -13,6 +13,9 @@ namespace lockstep::engine {
 /// or contradicting values.
 RopeSpec rope_from_config(const JsonFields& fields, std::size_t head_dim, std::size_t max_positions, const char* kind = nullptr);
 
+/// The part of a head that is rotated. @throws what names partial_rotary_factor if that is nothing, or an odd number of dims.
+std::size_t rotary_dim_of(const JsonFields& fields, std::size_t head_dim, double part);
+
 /// Frequencies, factors and all. @throws std::runtime_error if the values make no sense together.
 parallel::Rotary rotary_of(const RopeSpec& rope);
 

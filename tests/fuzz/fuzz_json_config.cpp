@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "engine/model/hf_config.h"
+#include "engine/model/registry.h"
 #include "engine/weights/quantisation.h"
 
 using namespace lockstep;
@@ -19,6 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const bool sane = spec.num_heads > 0 && spec.num_kv_heads > 0 && spec.num_heads % spec.num_kv_heads == 0 && spec.head_dim > 0 &&
                       spec.norm.eps > 0.0f;
     if (!sane) std::abort();
+    if (spec.num_layers <= 8 && spec.experts.count <= 16) (void)engine::family_of(spec.architecture).build(spec);
   } catch (const std::exception&) {
   }
   try {

@@ -28,10 +28,11 @@ constexpr float kLogitBound = 5e-4f;
 
 struct Golden {
   std::string name;
-  fs::path model;   // folder or GGUF file
-  fs::path json;    // prompts, greedy tokens
-  fs::path logits;  // logits.<prompt>
-  fs::path hidden;  // may not exist
+  fs::path model;     // folder or GGUF file
+  fs::path json;      // prompts, greedy tokens
+  fs::path logits;    // logits.<prompt>
+  fs::path hidden;    // may not exist
+  int max_ranks = 4;  // to try
 };
 
 void PrintTo(const Golden& golden, std::ostream* out) { *out << golden.name; }
@@ -81,7 +82,7 @@ std::vector<Golden> goldens() {
                            "bloom"}) {
     const fs::path folder = root / "models" / name;
     const fs::path answers = std::string(name) == "llama-gqa-sharded" ? root / "models" / "llama-gqa" : folder;
-    if (fs::exists(folder))
+    if (fs::exists(answers / "golden.json"))
       found.push_back(
           {name, folder, answers / "golden.json", answers / "golden_logits.safetensors", answers / "golden_hidden.safetensors"});
   }
@@ -93,7 +94,18 @@ std::vector<Golden> goldens() {
       found.push_back({name, stem.string() + ".gguf", stem.string() + ".golden.json", stem.string() + ".golden.safetensors", ""});
     }
   }
+  // Blocks of 32 and heads of 16: two heads a leaf, two leaves.
+  for (Golden& golden : found) golden.max_ranks = golden.name == "qwen2-Q8_0" ? 2 : 4;
   return found;
+}
+
+/// Each with every number of ranks.
+std::vector<std::tuple<Golden, int>> with_ranks(const std::vector<Golden>& all) {
+  std::vector<std::tuple<Golden, int>> cases;
+  for (const Golden& golden : all) {
+    for (int ranks = 1; ranks <= golden.max_ranks; ++ranks) cases.emplace_back(golden, ranks);
+  }
+  return cases;
 }
 
 std::vector<float> read_tensor(const engine::WeightSource& source, const std::string& name) {
@@ -145,6 +157,15 @@ TEST_P(Goldens, LogitsOfEveryPositionAndGreedyTokensMatchTheReference) {
   });
 }
 
+/// Some modules of the reference add the residual themselves: what they give is the sum, and their branch was not recorded. One model has
+/// no module for its feed-forward branch.
+bool is_in_reference(const engine::WeightSource& expected, const std::string& name) {
+  if (expected.find(name) == nullptr) return false;
+  if (!name.ends_with(".attn_out") && !name.ends_with(".mlp_out")) return true;
+  const std::string layer = name.substr(0, name.rfind('.'));
+  return expected.find(layer + ".mlp_out") == nullptr || read_tensor(expected, layer + ".mlp_out") != read_tensor(expected, layer + ".out");
+}
+
 TEST_P(GoldenHiddenStates, OfEveryLayerMatchTheReference) {
   const auto expected = engine::read_safetensors(golden().hidden);
   test::with_session(test::exact_setup(golden().model, ranks()), [&](engine::Session& session) {
@@ -156,7 +177,17 @@ TEST_P(GoldenHiddenStates, OfEveryLayerMatchTheReference) {
         });
     const std::size_t num_layers = session.spec().num_layers;
     EXPECT_EQ(got.size(), 2 + 3 * num_layers);  // layer.0.in, three a layer, final_norm
-    for (const auto& [name, values] : got) EXPECT_LE(largest_difference(values, read_tensor(*expected, name)), kLogitBound) << name;
+    float largest = 0;
+    std::size_t compared = 0;
+    for (const auto& [name, values] : got) {
+      if (!is_in_reference(*expected, name)) continue;
+      const float difference = largest_difference(values, read_tensor(*expected, name));
+      EXPECT_LE(difference, kLogitBound) << name;
+      largest = std::max(largest, difference);
+      ++compared;
+    }
+    EXPECT_GE(compared, 2 + num_layers);
+    RecordProperty("largest_hidden_difference", std::to_string(largest));
   });
 }
 
@@ -166,7 +197,7 @@ TEST_P(GoldenRanks, OfAnyNumberGiveTheSameBytes) {
   const auto all = nlohmann::json::parse(std::ifstream(GetParam().json)).at("prompts");
   const auto tokens = all.at("p33").at("tokens").get<std::vector<std::int32_t>>();
   std::vector<std::vector<float>> expected;
-  for (const int ranks : {1, 2, 3, 4}) {
+  for (int ranks = 1; ranks <= GetParam().max_ranks; ++ranks) {
     test::RunSetup setup = test::exact_setup(GetParam().model, ranks);
     setup.session.prefill_chunk = ranks == 3 ? 5 : 0;
     test::with_session(setup, [&](engine::Session& session) {
@@ -268,10 +299,9 @@ std::string model_name(const testing::TestParamInfo<Golden>& info) {
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Goldens, testing::Combine(testing::ValuesIn(goldens()), testing::Values(1, 2, 3, 4)), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, Goldens, testing::ValuesIn(with_ranks(goldens())), test_name);
 INSTANTIATE_TEST_SUITE_P(Models, GoldenRanks, testing::ValuesIn(goldens()), model_name);
-INSTANTIATE_TEST_SUITE_P(Models, GoldenHiddenStates,
-                         testing::Combine(testing::ValuesIn(goldens_with_hidden_states()), testing::Values(1, 2, 3, 4)), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, GoldenHiddenStates, testing::ValuesIn(with_ranks(goldens_with_hidden_states())), test_name);
 
 TEST(GoldenSet, TheTreeHasModelsOfBothKinds) {
   EXPECT_GE(goldens().size(), 10u);

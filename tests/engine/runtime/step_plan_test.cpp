@@ -43,7 +43,7 @@ TEST(StepPlan, ComesBackAsItWas) {
   const StepPlan plan = example();
   std::vector<std::byte> bytes(1000);
   serialize(plan, bytes);
-  EXPECT_EQ(bytes.size(), 48u + 4 * 8 + 2 * 16 + 4 * 4 + 2 * 5);
+  EXPECT_EQ(bytes.size(), 48u + 4 * 8 + 2 * 20 + 4 * 4 + 2 * 5);
   StepPlan back = example();
   back.batch.token_ids.resize(99);
   back.reason = "old";
