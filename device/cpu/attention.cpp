@@ -90,11 +90,14 @@ QueryBlock AttentionRunner::queries_of(const Call& call, const Item& item) const
     const std::size_t token = (item.first_query + i) / heads.size(), head = heads[(item.first_query + i) % heads.size()];
     block.queries[i] = call.qkv + (item.sequence->first_token + token) * call.qkv_columns + head * call.cache.head_dim;
     block.positions[i] = item.sequence->first_position + static_cast<std::uint32_t>(token);
+    if (!call.spec.slopes.empty()) block.slopes[i] = call.spec.slopes.at(head);
   }
   block.block_table = call.batch.block_tables.data() + item.sequence->block_table;
   block.kv_head = item.kv_head;
   block.scale = call.spec.scale;
   block.window = call.spec.window;
+  block.soft_cap = call.spec.soft_cap;
+  block.sloped = !call.spec.slopes.empty();
   return block;
 }
 

@@ -1,12 +1,14 @@
 #include "device/cpu/cpu_device.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
 
 #include "device/cpu/attention.h"
+#include "device/cpu/experts.h"
 #include "device/cpu/int8_matrix.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/memory.h"
@@ -19,6 +21,7 @@ namespace cpu {
 namespace {
 
 constexpr std::size_t kSmallProduct = std::size_t{48} << 10;  // bytes of weights x tokens that are done sooner than other threads wake
+constexpr std::size_t kExpertBytes = std::size_t{64} << 20;   // of the leaf sums of experts, at a time
 constexpr std::size_t kSmallRows = std::size_t{16} << 10;     // elements of a row op, likewise
 
 class CpuBuffer final : public Buffer {
@@ -161,26 +164,12 @@ class CpuDevice final : public Device {
       return;
     }
     const CpuWeight& weight = static_cast<const CpuWeight&>(*table);
-    require(columns == weight.spec().columns && weight.spec().first_column == 0,
-            "embed: the columns of the table and of the output differ");
-    const DType dtype = weight.spec().dtype;
-    const bool blocks = info(dtype).block_quantised();
-    const std::size_t bytes = blocks ? 0 : row_bytes(dtype, columns);
-    reserve_scratch(bytes);
+    reserve_table_row(weight, columns);
     over_rows(batch.num_tokens(), columns, [&](std::size_t thread, std::size_t t) {
       const std::span row(to + t * columns, columns);
       const std::int64_t index = std::int64_t{batch.token_ids[t]} - first_id;
       if (index < 0 || index >= static_cast<std::int64_t>(weight.spec().rows)) return std::fill(row.begin(), row.end(), 0.0f);
-      const std::size_t at = static_cast<std::size_t>(index), panel = at / kLanes, owner = weight.shape().share_of(panel);
-      const std::byte* share = weight.share(owner);
-      if (blocks) {
-        const std::byte* packed = share + (panel - weight.shape().share_begin(owner)) * weight.shape().panel_bytes();
-        kernels_.expand_row(dtype, packed, columns, at % kLanes, row.data());
-      } else {
-        const std::span stored(scratch_[thread].data(), bytes);
-        unpack_float_row(weight.shape(), share, at, stored);
-        dequantise(dtype, stored, row);
-      }
+      expand_table_row(weight, static_cast<std::size_t>(index), thread, row);
       for (float& value : row) value += 0.0f;  // -0 becomes +0, as it does where the rows of other ranks are added
     });
   }
@@ -267,8 +256,8 @@ class CpuDevice final : public Device {
                                            [](std::size_t t, const StepBatch::Sequence& sequence) { return t < sequence.first_token; });
       const StepBatch::Sequence& sequence = *(behind - 1);
       const std::size_t position = sequence.first_position + (token - sequence.first_token);
-      append_token(rows + token * qkv.columns, static_cast<std::size_t>(batch.positions[token]), spec, table, view,
-                   batch.block_tables[sequence.block_table + position / view.block_size], position % view.block_size,
+      append_token(rows + token * qkv.columns, table && table->by_token ? token : static_cast<std::size_t>(batch.positions[token]), spec,
+                   table, view, batch.block_tables[sequence.block_table + position / view.block_size], position % view.block_size,
                    reinterpret_cast<float*>(scratch_[thread].data()));
     });
   }
@@ -305,6 +294,105 @@ class CpuDevice final : public Device {
     const float* from = floats_of(x, num_rows);
     into_rows(num_rows, out, 4,
               [&](std::size_t t, float* row) { kernels_.activate(function, from + t * x.columns, nullptr, x.columns, row); });
+  }
+
+  void add_positions(const Weight& table, std::size_t offset, const Matrix& x) override {
+    const FloatMode mode;
+    const StepBatch& batch = step();
+    const CpuWeight& weight = static_cast<const CpuWeight&>(table);
+    float* rows = floats_of(x, batch.num_tokens());
+    const std::size_t offset_of_row = reserve_table_row(weight, x.columns, x.columns * sizeof(float));
+    over_rows(batch.num_tokens(), x.columns, [&](std::size_t thread, std::size_t t) {
+      const std::size_t index = static_cast<std::size_t>(batch.positions[t]) + offset;
+      if (index >= weight.spec().rows) {
+        throw std::out_of_range("position " + std::to_string(batch.positions[t]) + " is outside the table of positions, which has " +
+                                std::to_string(weight.spec().rows) + " rows");
+      }
+      const std::span row(reinterpret_cast<float*>(scratch_[thread].data() + offset_of_row), x.columns);
+      expand_table_row(weight, index, thread, row);
+      kernels_.add(rows + t * x.columns, row.data(), nullptr, x.columns);
+    });
+  }
+
+  void scale(const Matrix& x, std::size_t num_rows, float factor) override {
+    const FloatMode mode;
+    float* rows = floats_of(x, num_rows);
+    over_rows(num_rows, x.columns, [&](std::size_t, std::size_t t) { kernels_.scale(rows + t * x.columns, x.columns, factor); });
+  }
+
+  void soft_cap(const Matrix& x, std::size_t num_rows, float cap) override {
+    const FloatMode mode;
+    float* rows = floats_of(x, num_rows);
+    over_rows(num_rows, 4 * x.columns, [&](std::size_t, std::size_t t) { kernels_.soft_cap(rows + t * x.columns, x.columns, cap); });
+  }
+
+  void gate_rows(const Matrix& x, std::size_t num_rows, const Matrix& gates) override {
+    const FloatMode mode;
+    require(gates.columns == 1, "gate_rows: a gate has one column");
+    float* rows = floats_of(x, num_rows);
+    const float* from = floats_of(gates, num_rows);
+    over_rows(num_rows, x.columns, [&](std::size_t, std::size_t t) {
+      float exponential = 0.0f - from[t];
+      kernels_.exponentials(&exponential, 1, &exponential);
+      kernels_.scale(rows + t * x.columns, x.columns, 1.0f / (1.0f + exponential));
+    });
+  }
+
+  void norm_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                  const Norm& norm) override {
+    const FloatMode mode;
+    float* rows = columns_of(x, num_rows, first_column, num_heads * head_dim);
+    over_rows(num_rows, num_heads * head_dim, [&](std::size_t, std::size_t t) {
+      for (std::size_t head = 0; head < num_heads; ++head) {
+        float* at = rows + t * x.columns + head * head_dim;
+        kernels_.norm(at, head_dim, norm, at);
+      }
+    });
+  }
+
+  void square_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                    const Matrix& out) override {
+    const FloatMode mode;
+    const float* rows = columns_of(x, num_rows, first_column, num_heads * head_dim);
+    require(out.columns == 1, "square_heads: the output has one column");
+    float* to = floats_of(out, num_heads * num_rows);
+    over_rows(num_rows, num_heads * head_dim, [&](std::size_t, std::size_t t) {
+      for (std::size_t head = 0; head < num_heads; ++head)
+        to[head * num_rows + t] = kernels_.square_sum(rows + t * x.columns + head * head_dim, head_dim);
+    });
+  }
+
+  void norm_by_square(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_columns, const Matrix& squares,
+                      std::size_t norm_columns, const float* weight, float eps) override {
+    const FloatMode mode;
+    float* rows = columns_of(x, num_rows, first_column, num_columns);
+    const float* sums = floats_of(squares, num_rows);
+    over_rows(num_rows, num_columns, [&](std::size_t, std::size_t t) {
+      kernels_.norm_by_square(rows + t * x.columns, num_columns, sums[t] / static_cast<float>(norm_columns), weight, eps);
+    });
+  }
+
+  void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) override {
+    const FloatMode mode;
+    require(logits.columns == out.columns && routing.per_token > 0, "route: as many weights as logits are needed");
+    const std::size_t n = logits.columns;
+    const float* from = floats_of(logits, num_rows);
+    float* to = floats_of(out, num_rows);
+    reserve_scratch(n * sizeof(float));
+    over_rows(num_rows, 4 * n, [&](std::size_t thread, std::size_t t) {
+      route_row(kernels_, {from + t * n, n}, routing, {to + t * n, n}, {reinterpret_cast<float*>(scratch_[thread].data()), n});
+    });
+  }
+
+  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, Nonlinearity function,
+               std::span<const Leaf> leaves, const Matrix& out) override {
+    require(routing.columns == experts.size(), "experts: as many weights as experts are needed");
+    const std::size_t hidden = out.columns;
+    const std::size_t together = std::clamp<std::size_t>(kExpertBytes / (leaves.size() * hidden * sizeof(float) + 1), 1, 512);
+    for (std::size_t first = 0; first < num_rows; first += together) {
+      const std::size_t count = std::min(together, num_rows - first);
+      sum_experts(h, {first, count, num_rows}, floats_of(routing, num_rows), experts, function, leaves, out);
+    }
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
@@ -352,6 +440,98 @@ class CpuDevice final : public Device {
   }
 
  private:
+  /// Scratch memory for expand_table_row, and `more` bytes behind it; returns where those begin.
+  std::size_t reserve_table_row(const CpuWeight& table, std::size_t columns, std::size_t more = 0) {
+    require(columns == table.spec().columns && table.spec().first_column == 0, "the columns of a table and of the rows differ");
+    const std::size_t bytes = info(table.spec().dtype).block_quantised() ? 0 : row_bytes(table.spec().dtype, columns);
+    reserve_scratch((bytes + 63) / 64 * 64 + more);
+    return (bytes + 63) / 64 * 64;
+  }
+
+  /// A row of a table as floats.
+  void expand_table_row(const CpuWeight& table, std::size_t index, std::size_t thread, std::span<float> row) {
+    const DType dtype = table.spec().dtype;
+    const std::size_t panel = index / kLanes, owner = table.shape().share_of(panel);
+    const std::byte* share = table.share(owner);
+    if (info(dtype).block_quantised()) {
+      const std::byte* packed = share + (panel - table.shape().share_begin(owner)) * table.shape().panel_bytes();
+      return kernels_.expand_row(dtype, packed, row.size(), index % kLanes, row.data());
+    }
+    const std::span stored(scratch_[thread].data(), row_bytes(dtype, row.size()));
+    unpack_float_row(table.shape(), share, index, stored);
+    dequantise(dtype, stored, row);
+  }
+
+  /// Rows [first, first + count) of all.
+  struct Rows {
+    std::size_t first, count, all;
+  };
+
+  /// Memory of a matrix of floats, or of blocks, that is kept from call to call.
+  Matrix scratch_matrix(std::vector<std::byte>& memory, Activation type, std::size_t rows, std::size_t columns) const {
+    const std::size_t bytes = matrix_bytes(type, rows, columns) + 64;
+    if (memory.size() < bytes) memory.resize(bytes);
+    return {memory.data(), columns, rows, type};
+  }
+
+  /// The tokens of one expert go through its products together; then `leaf_sums_` [leaves, count, hidden] takes in what they give.
+  void sum_experts(const Matrix& h, Rows rows, const float* routing, std::span<const Expert> experts, Nonlinearity function,
+                   std::span<const Leaf> leaves, const Matrix& out) {
+    const std::size_t hidden = out.columns;
+    leaf_sums_.assign(leaves.size() * rows.count * hidden, 0.0f);
+    for (std::size_t e = 0; e < experts.size(); ++e) {
+      expert_rows_.clear();
+      for (std::size_t t = rows.first; t < rows.first + rows.count; ++t) {
+        if (routing[t * experts.size() + e] != 0.0f) expert_rows_.push_back(static_cast<std::uint32_t>(t));
+      }
+      if (expert_rows_.empty()) continue;
+      const std::size_t count = expert_rows_.size();
+      const Weight& gate_up = *experts[e].gate_up;
+      const Weight& down = *experts[e].down;
+      const Matrix in = scratch_matrix(expert_memory_[0], h.type, count, h.columns);
+      gather_rows(h, expert_rows_, in);
+      const Matrix products = scratch_matrix(expert_memory_[1], Activation::kFloat32, count, gate_up.spec().rows);
+      linear(in, count, gate_up, nullptr, products, 0);
+      const Matrix inner = scratch_matrix(expert_memory_[2], activation_for(down.spec().dtype), count, gate_up.spec().rows / 2);
+      gated(function, products, count, inner);
+      const Matrix partial = scratch_matrix(expert_memory_[3], Activation::kFloat32, leaves.size() * count, hidden);
+      linear(inner, count, down, nullptr, partial, 0);
+      const FloatMode mode;
+      const float* from = static_cast<const float*>(partial.data);
+      over_rows(leaves.size() * count, hidden, [&](std::size_t, std::size_t i) {
+        const std::size_t leaf = i / count, t = expert_rows_[i % count];
+        kernels_.add_scaled(&leaf_sums_[(leaf * rows.count + t - rows.first) * hidden], from + i * hidden, hidden,
+                            routing[t * experts.size() + e]);
+      });
+    }
+    add_leaves(rows, leaves, out);
+  }
+
+  /// The leaves of each row to its roots.
+  void add_leaves(Rows rows, std::span<const Leaf> leaves, const Matrix& out) {
+    const FloatMode mode;
+    const std::size_t hidden = out.columns, stride = rows.count * hidden;
+    const auto roots =
+        static_cast<std::size_t>(std::count_if(leaves.begin(), leaves.end(), [](const Leaf& leaf) { return leaf.ends_root; }));
+    float* to = floats_of(out, roots * rows.all);
+    over_rows(rows.count, leaves.size() * hidden, [&](std::size_t, std::size_t t) {
+      std::size_t open[kMaxOpenSums + 1], depth = 0, root = 0;
+      for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf) {
+        open[depth++] = leaf * stride + t * hidden;
+        for (std::uint32_t merge = 0; merge < leaves[leaf].merges; ++merge, --depth)
+          kernels_.add(&leaf_sums_[open[depth - 2]], &leaf_sums_[open[depth - 1]], nullptr, hidden);
+        if (!leaves[leaf].ends_root) continue;
+        std::memcpy(to + (root++ * rows.all + rows.first + t) * hidden, &leaf_sums_[open[--depth]], hidden * sizeof(float));
+      }
+    });
+  }
+
+  /// The floats of the first of these columns.
+  static float* columns_of(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_columns) {
+    require(first_column + num_columns <= x.columns, "the matrix has fewer columns");
+    return floats_of(x, num_rows) + first_column;
+  }
+
   const StepBatch& step() const {
     if (step_ == nullptr) throw std::logic_error("no step has begun");
     return *step_;
@@ -406,6 +586,7 @@ class CpuDevice final : public Device {
     require(table.rotary_dim % 2 == 0 && table.rotary_dim <= head_dim, "rotary_dim must be even and at most head_dim");
     const std::size_t known =
         table.rotary_dim == 0 ? SIZE_MAX : std::min(table.cosines.size(), table.sines.size()) / (table.rotary_dim / 2);
+    if (table.by_token) return require(known >= batch.num_tokens(), "the rotary table has fewer rows than the step has tokens");
     for (const std::int32_t position : batch.positions) {
       if (position < 0 || static_cast<std::size_t>(position) >= known) {
         throw std::out_of_range("position " + std::to_string(position) + " is outside the rotary table, which has " +
@@ -414,11 +595,11 @@ class CpuDevice final : public Device {
     }
   }
 
-  void append_token(float* row, std::size_t position, const AttentionSpec& spec, const RotaryTable* table, const CacheView& cache,
+  void append_token(float* row, std::size_t table_row, const AttentionSpec& spec, const RotaryTable* table, const CacheView& cache,
                     std::uint32_t block, std::size_t offset, float* rotated) {
     const std::size_t half = table ? table->rotary_dim / 2 : 0;
-    const float* cosines = table ? table->cosines.data() + position * half : nullptr;
-    const float* sines = table ? table->sines.data() + position * half : nullptr;
+    const float* cosines = table ? table->cosines.data() + table_row * half : nullptr;
+    const float* sines = table ? table->sines.data() + table_row * half : nullptr;
     for (std::size_t head = 0; table && head < spec.num_heads; ++head) {
       kernels_.rotate(row + head * spec.head_dim, spec.head_dim, cosines, sines, half, row + head * spec.head_dim);
     }
@@ -443,6 +624,9 @@ class CpuDevice final : public Device {
   std::vector<Arena> arenas_;                    // of each thread
   std::vector<std::vector<std::byte>> scratch_;  // of each thread
   std::vector<float> attended_;                  // attention results on their way to int8
+  std::vector<float> leaf_sums_;                 // of experts
+  std::vector<std::uint32_t> expert_rows_;       // that chose one expert
+  std::array<std::vector<std::byte>, 4> expert_memory_;
 };
 
 }  // namespace

@@ -96,7 +96,8 @@ void Coordinator::submit(Request request, OnCompletion done) {
 
 SequenceId Coordinator::add_sequence(std::vector<TokenId> tokens, std::size_t most_tokens, ScoredPositions scored,
                                      std::unique_ptr<ChoiceState> state) {
-  const SequenceId sequence = scheduler_.add(std::move(tokens), most_tokens, 0, scored);
+  const std::uint64_t prefix_group = options_.angles_depend_on_length ? state->group->request.prompt.size() : 0;
+  const SequenceId sequence = scheduler_.add(std::move(tokens), most_tokens, prefix_group, scored);
   choices_.emplace(sequence, std::move(state));
   return sequence;
 }
@@ -130,7 +131,8 @@ void Coordinator::add_chunk(const ScheduledChunk& chunk) {
   const std::vector<std::uint32_t>& table = scheduler_.block_table(chunk.sequence);
   const std::size_t end = std::size_t{chunk.first_position} + chunk.num_tokens;
   batch.sequences.push_back({static_cast<std::uint32_t>(batch.num_tokens()), chunk.num_tokens, chunk.first_position,
-                             static_cast<std::uint32_t>(batch.block_tables.size())});
+                             static_cast<std::uint32_t>(batch.block_tables.size()),
+                             static_cast<std::uint32_t>(choices_.at(chunk.sequence)->group->request.prompt.size())});
   const std::size_t block_size = options_.scheduler.block_size;
   const std::size_t num_blocks = (end + block_size - 1) / block_size;
   batch.block_tables.insert(batch.block_tables.end(), table.begin(), table.begin() + static_cast<std::ptrdiff_t>(num_blocks));
