@@ -56,6 +56,7 @@ struct WeightSpec {
   std::size_t rows = 0;
   std::size_t columns = 0;
   std::vector<Leaf> leaves;  // a column-parallel product has one: {columns, 0, true}
+  std::size_t parts = 1;     // its rows are that many equal parts of which row i of each goes with row i of the others (gate and up)
   std::size_t num_roots() const;
 };
 
@@ -187,6 +188,9 @@ class Device {
   /// of `walk`, for steps that have the same shape; so `walk` must do the same for every step with these StepRows and host code in it must
   /// not matter.
   virtual void run_step(const std::function<void()>& walk) { walk(); }
+  /// Within run_step, before a communicator over host memory reads or writes `matrix`: the ops before it are complete on return. Of no
+  /// interest where the communicator orders itself with the device's ops.
+  virtual void begin_host_access(const Matrix& matrix) { static_cast<void>(matrix); }
 
   // Ops. Those that take no number of rows work on the tokens, or on the logit rows, of the step.
 

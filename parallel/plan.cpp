@@ -231,6 +231,7 @@ class Planner {
       linear.input = input;
       linear.output = output;
       linear.weight = add_weight(run);
+      if (graph_.values[node.output].width == Width::kGateUp && run.size() == 2) out_.weights[linear.weight].spec.parts = 2;
       linear.out_column = out_column;
       if (!node.biases.empty()) {
         const auto first = node.biases.begin() + static_cast<std::ptrdiff_t>(next_bias);

@@ -1,6 +1,7 @@
 #include "device/cpu/cpu_device.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -9,16 +10,16 @@
 #include "device/cpu/attention.h"
 #include "device/cpu/int8_matrix.h"
 #include "device/cpu/kernels.h"
+#include "device/cpu/linear_weight.h"
 #include "device/cpu/memory.h"
+#include "device/cpu/row_copies.h"
+#include "device/cpu/step_program.h"
 #include "device/cpu/thread_pool.h"
 #include "device/cpu/weight.h"
 
 namespace lockstep::device {
 namespace cpu {
 namespace {
-
-constexpr std::size_t kSmallProduct = std::size_t{48} << 10;  // bytes of weights x tokens that are done sooner than other threads wake
-constexpr std::size_t kSmallRows = std::size_t{16} << 10;     // elements of a row op, likewise
 
 class CpuBuffer final : public Buffer {
  public:
@@ -77,10 +78,24 @@ Int8View int8_of(const Matrix& matrix, std::size_t rows) {
   return int8_view(matrix);
 }
 
+using Use = Access::Use;
+
+/// The rows, or columns, [first, end) of `count` that a thread does.
+struct Share {
+  std::size_t first, end;
+};
+Share share_of(std::size_t count, std::size_t thread, std::size_t num_threads) {
+  return {count * thread / num_threads, count * (thread + 1) / num_threads};
+}
+
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const CpuOptions& options)
-      : kernels_(kernels_for(options.isa)), pool_(options.num_threads), attention_(pool_, kernels_), scratch_(options.num_threads) {}
+      : kernels_(kernels_for(options.isa)),
+        pool_(options.num_threads),
+        copies_(pool_.size()),
+        attention_(pool_.size(), kernels_),
+        scratch_(pool_.size()) {}
 
   std::string description() const override {
     return "cpu " + std::string(isa_name(kernels_.isa)) + ", " + std::to_string(pool_.size()) +
@@ -104,7 +119,18 @@ class CpuDevice final : public Device {
   }
 
   std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) override {
-    return load_cpu_weight(std::move(spec), kernels_.q8_offset, read, pool_, arena_);
+    const std::size_t parts = pool_.size() > 1 && spec.parts > 1 && spec.rows % spec.parts == 0 ? spec.parts : 1;
+    const std::size_t rows = spec.rows / parts;
+    std::vector<std::unique_ptr<CpuWeight>> packed;
+    for (std::size_t part = 0; part < parts; ++part) {
+      WeightSpec own = spec;
+      own.rows = rows;
+      const ReadRows read_part = [&](std::size_t first, std::size_t count, std::span<std::byte> to) {
+        read(part * rows + first, count, to);
+      };
+      packed.push_back(load_cpu_weight(std::move(own), kernels_.q8_offset, read_part, pool_, arena_));
+    }
+    return std::make_unique<LinearWeight>(std::move(spec), std::move(packed));
   }
 
   std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) override {
@@ -114,13 +140,16 @@ class CpuDevice final : public Device {
     return std::make_unique<CpuKvCache>(spec);
   }
 
-  void synchronize() override {}
+  void synchronize() override { flush(); }
 
   void write_floats(std::span<const float> from, void* to) override {
+    flush();
+    copies_.invalidate_all();
     if (!from.empty()) std::memcpy(to, from.data(), from.size_bytes());
   }
 
   void read_floats(const Matrix& from, std::size_t first, std::size_t count, std::span<float> to) override {
+    flush();
     require(to.size() >= count * from.columns, "read_floats: no room for the rows");
     if (from.type == Activation::kFloat32) {
       if (count * from.columns > 0)
@@ -128,183 +157,321 @@ class CpuDevice final : public Device {
       return;
     }
     const Int8View view = int8_of(from, first + count);
-    for (std::size_t row = first; row < first + count; ++row) {
-      for (std::size_t i = 0; i < from.columns; ++i) {
-        to[(row - first) * from.columns + i] =
-            view.scales[row * view.blocks + i / kBlock] * static_cast<float>(view.quants[row * view.stride + i]);
-      }
-    }
+    for (std::size_t row = first; row < first + count; ++row) expand_row(view, row, from.columns, to.data() + (row - first) * from.columns);
   }
 
   void prepare_steps(const StepLimits&) override {}
 
   StepRows begin_step(const StepBatch& batch) override {
+    flush();
     step_ = &batch;
+    attention_.forget_plan();
+    attention_.end_calls();
+    copies_.invalidate_all();
+    product_ = {};
     return {batch.num_tokens(), batch.logit_rows.size()};
   }
 
+  void run_step(const std::function<void()>& walk) override {
+    const Recording recording(*this);
+    walk();
+    if (rotation_.rows != nullptr) throw std::logic_error("rotate_and_append: no attention followed");
+    flush();
+  }
+
+  void begin_host_access(const Matrix& matrix) override {
+    flush();
+    copies_.set_valid(matrix, false);
+  }
+
   void embed(const Weight* table, std::int32_t first_id, const Matrix& out) override {
-    const StepBatch& batch = step();
-    float* to = floats_of(out, batch.num_tokens());
-    const std::size_t columns = out.columns;
-    if (table == nullptr) {
-      std::fill_n(to, batch.num_tokens() * columns, 0.0f);
-      return;
+    const std::size_t tokens = step().num_tokens();
+    floats_of(out, tokens);
+    const LinearWeight* weight = static_cast<const LinearWeight*>(table);
+    if (weight != nullptr) {
+      require(out.columns == weight->spec().columns, "embed: the columns of the table and of the output differ");
+      require(weight->num_parts() == 1, "embed: the table has parts");
+      reserve_scratch(row_bytes(weight->spec().dtype, out.columns));
     }
-    const CpuWeight& weight = static_cast<const CpuWeight&>(*table);
-    require(columns == weight.spec().columns, "embed: the columns of the table and of the output differ");
-    const std::size_t bytes = row_bytes(weight.spec().dtype, columns);
-    reserve_scratch(bytes);
-    over_rows(batch.num_tokens(), columns, [&](std::size_t thread, std::size_t t) {
-      const std::span row(to + t * columns, columns);
-      const std::int64_t index = std::int64_t{batch.token_ids[t]} - first_id;
-      if (index < 0 || index >= static_cast<std::int64_t>(weight.spec().rows)) return std::fill(row.begin(), row.end(), 0.0f);
-      const std::span stored(scratch_[thread].data(), bytes);
-      unpack_row(weight.shape(), weight.data(), static_cast<std::size_t>(index), stored);
-      dequantise(weight.spec().dtype, stored, row);
+    into_rows({}, out, tokens, [this, weight, first_id, columns = out.columns](std::size_t thread, std::size_t t, float* to) {
+      const std::span row(to, columns);
+      const std::int64_t index = std::int64_t{step_->token_ids[t]} - first_id;
+      if (weight == nullptr || index < 0 || index >= static_cast<std::int64_t>(weight->spec().rows)) {
+        std::fill(row.begin(), row.end(), 0.0f);
+        return;
+      }
+      const std::span stored(scratch_[thread].data(), row_bytes(weight->spec().dtype, columns));
+      unpack_row(weight->part(0).shape(), weight->part(0).data(), static_cast<std::size_t>(index), stored);
+      dequantise(weight->spec().dtype, stored, row);
       for (float& value : row) value += 0.0f;  // -0 becomes +0, as it does where the rows of other ranks are added
     });
   }
 
   void select_logit_rows(const Matrix& from, const Matrix& out) override {
     require(from.columns == out.columns, "select_logit_rows: the columns differ");
-    const std::vector<std::uint32_t>& rows = step().logit_rows;
-    float* to = floats_of(out, rows.size());
-    for (std::size_t t = 0; t < rows.size(); ++t) {
-      const float* row = floats_of(from, std::size_t{rows[t]} + 1) + rows[t] * from.columns;
-      if (from.columns > 0) std::memcpy(to + t * out.columns, row, from.columns * sizeof(float));
-    }
+    const std::size_t rows = step().logit_rows.size();
+    if (rows > 0) floats_of(from, std::size_t{step().logit_rows.back()} + 1);
+    floats_of(out, rows);
+    const RowPlace source = step().num_tokens() == 1 ? copies_.find(from) : RowPlace{from};
+    into_rows(read_of(source), out, rows, [this, source](std::size_t thread, std::size_t t, float* to) {
+      const Matrix rows_of_thread = copies_.at(source, thread);
+      std::memcpy(to, static_cast<const float*>(rows_of_thread.data) + step_->logit_rows[t] * rows_of_thread.columns,
+                  rows_of_thread.columns * sizeof(float));
+    });
   }
 
   void rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) override {
-    const FloatMode mode;
     require(x.columns == out.columns, "rms_norm: the columns differ");
-    const float* from = floats_of(x, num_rows);
-    into_rows(num_rows, out, 1, [&](std::size_t t, float* row) { kernels_.rms_norm(from + t * x.columns, x.columns, weight, eps, row); });
+    floats_of(x, num_rows);
+    if (for_all(num_rows)) copy_row(x);
+    const RowPlace source = copies_.find(x);
+    into_rows(read_of(source), out, num_rows, [this, source, weight, eps](std::size_t thread, std::size_t t, float* to) {
+      const Matrix from = copies_.at(source, thread);
+      kernels_.rms_norm(static_cast<const float*>(from.data) + t * from.columns, from.columns, weight, eps, to);
+    });
   }
 
   void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) override {
-    const FloatMode mode;
     require(x.columns == delta.columns, "add: the columns differ");
     float* to = floats_of(x, num_rows);
     const float* from = floats_of(delta, num_rows);
-    over_rows(num_rows, x.columns,
-              [&](std::size_t, std::size_t t) { kernels_.add(to + t * x.columns, from + t * x.columns, bias, x.columns); });
+    copies_.set_valid(x, false);
+    submit({{x.data, Use::kWrite}, {delta.data, Use::kRead}}, [=, this, columns = x.columns](std::size_t thread) {
+      const Share rows = share_of(num_rows, thread, pool_.size());
+      for (std::size_t t = rows.first; t < rows.end; ++t) kernels_.add(to + t * columns, from + t * columns, bias, columns);
+    });
   }
 
   void add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
                     const Matrix& out) override {
-    add(x, delta, num_rows, bias);
-    rms_norm(x, num_rows, weight, eps, out);
+    if (for_all(num_rows)) {
+      require(x.columns == delta.columns && x.columns == out.columns, "add_rms_norm: the columns differ");
+      floats_of(x, num_rows);
+      const float* from = floats_of(delta, num_rows);
+      copy_row(x);
+      const RowPlace sum = copies_.find(x);
+      submit({{x.data, Use::kWriteCopy}, {delta.data, Use::kRead}}, [=, this](std::size_t thread) {
+        kernels_.add(static_cast<float*>(copies_.at(sum, thread).data), from, bias, sum.real.columns);
+      });
+      return rms_norm(x, num_rows, weight, eps, out);
+    }
+    require(x.columns == delta.columns && x.columns == out.columns, "add_rms_norm: the columns differ");
+    float* to = floats_of(x, num_rows);
+    const float* from = floats_of(delta, num_rows);
+    copies_.set_valid(x, false);
+    const RowAccesses accesses{{{x.data, Use::kWrite}, {delta.data, Use::kRead}}};
+    into_rows(accesses, out, num_rows, [=, this, columns = x.columns](std::size_t, std::size_t t, float* normed) {
+      kernels_.add(to + t * columns, from + t * columns, bias, columns);
+      kernels_.rms_norm(to + t * columns, columns, weight, eps, normed);
+    });
   }
 
   void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
               std::size_t out_column) override {
-    const FloatMode mode;
-    const CpuWeight& w = static_cast<const CpuWeight&>(weight);
-    const std::size_t roots = w.spec().num_roots();
+    const LinearWeight& w = static_cast<const LinearWeight&>(weight);
+    const std::size_t roots = w.num_roots();
     require(in.columns == w.spec().columns && out_column + w.spec().rows <= out.columns, "linear: the matrices do not fit the weight");
     require(bias == nullptr || roots == 1, "linear: a bias needs a product with one root");
-    LinearArgs args{};
-    args.dtype = w.spec().dtype;
-    args.weights = w.data();
-    args.rows = w.spec().rows;
-    args.columns = w.spec().columns;
-    args.leaves = w.spec().leaves.data();
-    args.num_leaves = w.spec().leaves.size();
-    args.num_tokens = num_rows;
-    args.bias = bias;
-    args.out = floats_of(out, roots * num_rows) + out_column;
-    args.out_stride = out.columns;
-    if (info(args.dtype).block_quantised()) {
-      args.int8 = int8_of(in, num_rows);
+    float* to = floats_of(out, roots * num_rows) + out_column;
+    const bool blocks = info(w.spec().dtype).block_quantised();
+    if (blocks) {
+      int8_of(in, num_rows);
     } else {
-      args.floats = floats_of(in, num_rows);
+      floats_of(in, num_rows);
     }
-    if (num_rows == 0 || args.rows == 0) return;
-    reserve_scratch(kernels_.linear_scratch_bytes(args.dtype, num_rows));
-    const auto share = [&](std::size_t thread, std::size_t scratch) {
-      kernels_.linear(args, w.shape().share_begin(thread), w.shape().share_begin(thread + 1), scratch_[scratch].data());
-    };
-    if (w.size_bytes() * num_rows <= kSmallProduct) {
-      for (std::size_t thread = 0; thread < pool_.size(); ++thread) share(thread, 0);
-    } else {
-      pool_.run([&](std::size_t thread) { share(thread, thread); });
-    }
+    copies_.set_valid(out, false);
+    product_ = {&w, out.data, out_column, num_rows};
+    if (num_rows == 0 || w.spec().rows == 0) return;
+    reserve_scratch(kernels_.linear_scratch_bytes(w.spec().dtype, num_rows));
+    const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
+    submit({read_of(source)[0], {out.data, Use::kWritePart, &w}}, [=, this, &w, stride = out.columns](std::size_t thread) {
+      multiply(thread, copies_.at(source, thread), num_rows, w, bias, to, stride);
+    });
   }
 
   void rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
                          std::size_t layer) override {
-    const FloatMode mode;
     const StepBatch& batch = step();
     const CacheView view = checked_cache(qkv, spec, cache, layer);
     float* rows = floats_of(qkv, batch.num_tokens());
     if (table) check_table(*table, batch, spec.head_dim);
+    attention_.plan(batch, spec, spec.head_dim);
+    if (recording_ && attention_.can_append()) {  // attention will do it
+      rotation_ = {rows, &cache, layer, table};
+      return;
+    }
     reserve_scratch(spec.head_dim * sizeof(float));
-    over_rows(batch.num_tokens(), qkv.columns, [&](std::size_t thread, std::size_t token) {
-      // Sequences are ascending and without gaps: the one of this token is the last that begins at or before it.
-      const auto behind = std::upper_bound(batch.sequences.begin(), batch.sequences.end(), token,
-                                           [](std::size_t t, const StepBatch::Sequence& sequence) { return t < sequence.first_token; });
-      const StepBatch::Sequence& sequence = *(behind - 1);
-      const std::size_t position = sequence.first_position + (token - sequence.first_token);
-      append_token(rows + token * qkv.columns, static_cast<std::size_t>(batch.positions[token]), spec, table, view,
-                   batch.block_tables[sequence.block_table + position / view.block_size], position % view.block_size,
-                   reinterpret_cast<float*>(scratch_[thread].data()));
-    });
+    copies_.set_valid(qkv, false);
+    submit({{qkv.data, Use::kWrite}, {view.cache, Use::kWrite}},
+           [=, this, columns = qkv.columns, heads = spec.num_heads, kv_heads = spec.num_kv_heads](std::size_t thread) {
+             const Share tokens = share_of(step_->num_tokens(), thread, pool_.size());
+             for (std::size_t token = tokens.first; token < tokens.end; ++token) {
+               append_token(rows + token * columns, token, heads, kv_heads, table, view, reinterpret_cast<float*>(scratch_[thread].data()));
+             }
+           });
   }
 
   void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) override {
-    const FloatMode mode;
     const StepBatch& batch = step();
-    const CacheView view = checked_cache(qkv, spec, cache, layer);
+    AttentionCall call;
+    call.cache = checked_cache(qkv, spec, cache, layer);
     require(out.columns == spec.num_heads * spec.head_dim, "attention: the output must have num_heads * head_dim columns");
     const std::size_t tokens = batch.num_tokens();
-    const float* rows = floats_of(qkv, tokens);
-    if (out.type == Activation::kFloat32) {
-      attention_.run(rows, qkv.columns, batch, spec, view, floats_of(out, tokens));
-      return;
+    call.qkv = floats_of(qkv, tokens);
+    call.qkv_columns = qkv.columns;
+    call.scale = spec.scale;
+    call.window = spec.window;
+    attention_.plan(batch, spec, spec.head_dim);
+    if (rotation_.rows != nullptr) {
+      if (rotation_.rows != call.qkv || rotation_.cache != &cache || rotation_.layer != layer)
+        throw std::logic_error("attention: its queries were not the last that were rotated");
+      call.appends = true;
+      call.table = rotation_.table;
+      rotation_ = {};
     }
-    const Int8View to = int8_of(out, tokens);
-    if (attended_.size() < tokens * out.columns) attended_.resize(tokens * out.columns);
-    attention_.run(rows, qkv.columns, batch, spec, view, attended_.data());
-    over_rows(tokens, out.columns, [&](std::size_t, std::size_t t) { quantise_row(kernels_, attended_.data() + t * out.columns, to, t); });
+    call.counters = attention_.begin_call();
+    const bool rounds_later = out.type == Activation::kInt8Blocks && spec.head_dim % kBlock != 0;
+    if (out.type == Activation::kFloat32) {
+      call.floats = floats_of(out, tokens);
+    } else if (!rounds_later) {
+      call.int8 = int8_of(out, tokens);
+    } else {
+      if (attended_.size() < tokens * out.columns) attended_.resize(tokens * out.columns);
+      call.floats = attended_.data();
+    }
+    const void* written = rounds_later ? attended_.data() : out.data;
+    copies_.set_valid(out, false);
+    submit({{qkv.data, Use::kRead}, {call.cache.cache, call.appends ? Use::kWrite : Use::kRead}, {written, Use::kWrite}},
+           [this, call](std::size_t thread) { attention_.run(call, thread); });
+    if (rounds_later) convert({attended_.data(), out.columns, tokens, Activation::kFloat32}, tokens, out);
   }
 
   void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
-    const FloatMode mode;
     require(gate_up.columns == 2 * out.columns, "swiglu: the input must have twice the columns of the output");
     const float* from = floats_of(gate_up, num_rows);
-    const std::size_t n = out.columns;
-    into_rows(num_rows, out, 4, [&](std::size_t t, float* row) { kernels_.swiglu(from + 2 * t * n, from + (2 * t + 1) * n, n, row); });
+    const bool blocks = out.type == Activation::kInt8Blocks;
+    float* floats = blocks ? nullptr : floats_of(out, num_rows);
+    const Int8View int8 = blocks ? int8_of(out, num_rows) : Int8View{};
+    // The thread that has a share of the gate has the same of up: it finds what it wrote itself.
+    const LinearWeight* own = shares_of_product(gate_up, num_rows, blocks ? kBlock : 1);
+    const std::size_t n = out.columns, unit = blocks ? kBlock : kLanes;
+    if (blocks) reserve_scratch(n * sizeof(float));
+    copies_.set_valid(out, false);
+    submit({{gate_up.data, Use::kRead, own}, {out.data, Use::kWrite}}, [=, this](std::size_t thread) {
+      Share columns = share_of((n + unit - 1) / unit, thread, pool_.size());
+      columns = {std::min(columns.first * unit, n), std::min(columns.end * unit, n)};
+      if (own != nullptr) columns = {own->share_row(thread), own->share_row(thread + 1)};
+      const std::size_t count = columns.end - columns.first;
+      if (count == 0) return;
+      for (std::size_t t = 0; t < num_rows; ++t) {
+        float* to = blocks ? reinterpret_cast<float*>(scratch_[thread].data()) : floats + t * n + columns.first;
+        kernels_.swiglu(from + 2 * t * n + columns.first, from + (2 * t + 1) * n + columns.first, count, to);
+        if (!blocks) continue;
+        const std::size_t entry = t * int8.blocks + columns.first / kBlock;
+        kernels_.quantise(to, count / kBlock, int8.quants + t * int8.stride + columns.first, int8.scales + entry, int8.scaled_sums + entry,
+                          int8.sums + entry);
+      }
+    });
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
-    const FloatMode mode;
     require(x.columns == out.columns, "convert: the columns differ");
     if (x.type == out.type) throw std::invalid_argument("convert: both matrices have the same type");
-    if (x.type == Activation::kInt8Blocks) return read_floats(x, 0, num_rows, std::span(floats_of(out, num_rows), num_rows * x.columns));
-    const float* from = floats_of(x, num_rows);
-    const Int8View to = int8_of(out, num_rows);
-    over_rows(num_rows, x.columns, [&](std::size_t, std::size_t t) { quantise_row(kernels_, from + t * x.columns, to, t); });
+    const bool expands = x.type == Activation::kInt8Blocks;
+    if (expands) {
+      int8_of(x, num_rows);
+    } else {
+      floats_of(x, num_rows);
+    }
+    if (for_all(num_rows)) copy_row(x);
+    const RowPlace source = copies_.find(x);
+    into_rows(read_of(source), out, num_rows, [this, source, expands](std::size_t thread, std::size_t t, float* to) {
+      const Matrix from = copies_.at(source, thread);
+      if (expands) return expand_row(int8_view(from), t, from.columns, to);
+      std::memcpy(to, static_cast<const float*>(from.data) + t * from.columns, from.columns * sizeof(float));
+    });
   }
 
   void top_of_rows(const Matrix& logits, std::size_t num_rows) override {
-    const FloatMode mode;
-    tops_.resize(num_rows);
     const float* rows = floats_of(logits, num_rows);
-    over_rows(num_rows, logits.columns,
-              [&](std::size_t, std::size_t t) { tops_[t] = kernels_.top(rows + t * logits.columns, logits.columns); });
+    const LinearWeight* own = shares_of_product(logits, num_rows, 1);
+    tops_.resize(num_rows * pool_.size());
+    submit({{logits.data, Use::kRead, own}}, [=, this, n = logits.columns](std::size_t thread) {
+      Share columns = share_of(n, thread, pool_.size());
+      if (own != nullptr) columns = {own->share_row(thread), own->share_row(thread + 1)};
+      for (std::size_t t = 0; t < num_rows; ++t) {
+        Top top = kernels_.top(rows + t * n + columns.first, columns.end - columns.first);
+        if (top.id >= 0) top.id += static_cast<std::int32_t>(columns.first);
+        tops_[t * pool_.size() + thread] = top;
+      }
+    });
   }
 
   void read_tops(std::span<Top> tops) override {
-    require(tops.size() <= tops_.size(), "read_tops: fewer tops were found");
-    std::copy_n(tops_.begin(), tops.size(), tops.begin());
+    flush();
+    require(tops.size() * pool_.size() <= tops_.size(), "read_tops: fewer tops were found");
+    for (std::size_t t = 0; t < tops.size(); ++t) {
+      Top best;
+      for (std::size_t thread = 0; thread < pool_.size(); ++thread) {
+        const Top& part = tops_[t * pool_.size() + thread];
+        const bool finite = best.finite && part.finite;
+        if (part.id >= 0 && (best.id < 0 || part.logit > best.logit)) best = part;
+        best.finite = finite;
+      }
+      tops[t] = best;
+    }
   }
 
  private:
+  using RowAccesses = std::array<Access, 2>;
+
+  /// While it lives, ops are put into the program instead of being run: all threads will walk it together.
+  class Recording {
+   public:
+    explicit Recording(CpuDevice& device) : device_(device) { device_.recording_ = device_.pool_.size() > 1; }
+    ~Recording() {  // what is left was cut short by an exception
+      device_.recording_ = false;
+      device_.program_.clear();
+      device_.rotation_ = {};
+    }
+    Recording(const Recording&) = delete;
+    Recording& operator=(const Recording&) = delete;
+
+   private:
+    CpuDevice& device_;
+  };
+
+  /// Queries, keys and values that attention is to rotate and append.
+  struct Rotation {
+    const float* rows = nullptr;
+    const KvCache* cache = nullptr;
+    std::size_t layer = 0;
+    const RotaryTable* table = nullptr;
+  };
+  /// The latest product, whose output its reader may find shared out as it needs it.
+  struct Product {
+    const LinearWeight* weight = nullptr;
+    const void* out = nullptr;
+    std::size_t out_column = 0;
+    std::size_t num_rows = 0;
+  };
+
   const StepBatch& step() const {
     if (step_ == nullptr) throw std::logic_error("no step has begun");
     return *step_;
+  }
+
+  template <class Op>
+  void submit(std::initializer_list<Access> accesses, const Op& op) {
+    if (recording_) return program_.add({accesses.begin(), accesses.size()}, op);
+    const FloatMode mode;
+    pool_.run(op);
+  }
+
+  void flush() {
+    if (program_.empty()) return;
+    const FloatMode mode;
+    program_.run(pool_);
   }
 
   void reserve_scratch(std::size_t bytes) {
@@ -313,34 +480,98 @@ class CpuDevice final : public Device {
     }
   }
 
-  /// op(thread, row) for every row, on several threads where there is enough to do.
-  template <class Op>
-  void over_rows(std::size_t num_rows, std::size_t cost_of_row, const Op& op) {
-    if (pool_.size() == 1 || num_rows < 2 || num_rows * cost_of_row <= kSmallRows) {
-      for (std::size_t row = 0; row < num_rows; ++row) op(0, row);
-      return;
-    }
-    pool_.run([&](std::size_t thread) {
-      const std::size_t end = num_rows * (thread + 1) / pool_.size();
-      for (std::size_t row = num_rows * thread / pool_.size(); row < end; ++row) op(thread, row);
-    });
+  /// Whether an op on so many rows is done by every thread for itself: sooner done than handed out.
+  bool for_all(std::size_t num_rows) const { return recording_ && num_rows == 1; }
+
+  RowPlace place_of(const Matrix& matrix) { return copies_.place(matrix, matrix_bytes(matrix.type, 1, matrix.columns)); }
+
+  static RowAccesses read_of(const RowPlace& place) {
+    return {{{place.real.data, place.offset == RowPlace::kNone ? Use::kRead : Use::kReadCopy}, {}}};
   }
 
-  /// op(row, floats to fill) for every row of `out`; quantised afterwards where `out` is.
-  template <class Op>
-  void into_rows(std::size_t num_rows, const Matrix& out, std::size_t cost_of_element, const Op& op) {
-    const std::size_t cost = out.columns * cost_of_element;
-    if (out.type == Activation::kFloat32) {
-      float* to = floats_of(out, num_rows);
-      return over_rows(num_rows, cost, [&](std::size_t, std::size_t t) { op(t, to + t * out.columns); });
-    }
-    const Int8View to = int8_of(out, num_rows);
-    reserve_scratch(out.columns * sizeof(float));
-    over_rows(num_rows, cost, [&](std::size_t thread, std::size_t t) {
-      float* row = reinterpret_cast<float*>(scratch_[thread].data());
-      op(t, row);
-      quantise_row(kernels_, row, to, t);
+  /// Gives every thread its copy of a row that stands in `x` only.
+  void copy_row(const Matrix& x) {
+    if (copies_.find(x).offset != RowPlace::kNone) return;
+    const RowPlace place = place_of(x);
+    submit({{x.data, Use::kRead}}, [=, this](std::size_t thread) {
+      if (thread == 0) return;
+      const Matrix to = copies_.at(place, thread);
+      if (to.type == Activation::kFloat32) {
+        std::memcpy(to.data, place.real.data, to.columns * sizeof(float));
+        return;
+      }
+      const Int8View from_view = int8_view(place.real), to_view = int8_view(to);
+      std::memcpy(to_view.quants, from_view.quants, to.columns);
+      std::memcpy(to_view.scales, from_view.scales, to_view.blocks * sizeof(float));
+      std::memcpy(to_view.scaled_sums, from_view.scaled_sums, to_view.blocks * sizeof(float));
+      std::memcpy(to_view.sums, from_view.sums, to_view.blocks * sizeof(std::int32_t));
     });
+    copies_.set_valid(x, true);
+  }
+
+  /// op(thread, row, floats to fill) for every row of `out`, quantised afterwards where `out` is. A single row is done by every thread,
+  /// into its copy.
+  template <class Op>
+  void into_rows(const RowAccesses& reads, const Matrix& out, std::size_t num_rows, const Op& op) {
+    const bool blocks = out.type == Activation::kInt8Blocks, all = for_all(num_rows);
+    if (blocks) {
+      int8_of(out, num_rows);
+      reserve_scratch(out.columns * sizeof(float));
+    } else {
+      floats_of(out, num_rows);
+    }
+    const RowPlace target = all ? place_of(out) : RowPlace{out};
+    submit({reads[0], reads[1], {out.data, all ? Use::kWriteCopy : Use::kWrite}}, [=, this](std::size_t thread) {
+      const Share rows = all ? Share{0, 1} : share_of(num_rows, thread, pool_.size());
+      const Matrix to = copies_.at(target, thread);
+      for (std::size_t t = rows.first; t < rows.end; ++t) {
+        float* row = blocks ? reinterpret_cast<float*>(scratch_[thread].data()) : static_cast<float*>(to.data) + t * to.columns;
+        op(thread, t, row);
+        if (blocks) quantise_row(kernels_, row, int8_view(to), t);
+      }
+    });
+    copies_.set_valid(out, all);
+  }
+
+  void multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
+                std::size_t out_stride) {
+    LinearArgs args{};
+    args.dtype = w.spec().dtype;
+    args.columns = w.spec().columns;
+    args.leaves = w.spec().leaves.data();
+    args.num_leaves = w.spec().leaves.size();
+    args.num_tokens = num_rows;
+    args.out_stride = out_stride;
+    if (in.type == Activation::kInt8Blocks) {
+      args.int8 = int8_view(in);
+    } else {
+      args.floats = static_cast<const float*>(in.data);
+    }
+    for (std::size_t part = 0; part < w.num_parts(); ++part) {
+      const PackedShape& shape = w.part(part).shape();
+      args.weights = w.part(part).data();
+      args.rows = shape.rows;
+      args.bias = bias == nullptr ? nullptr : bias + part * shape.rows;
+      args.out = out + part * shape.rows;
+      kernels_.linear(args, shape.share_begin(thread), shape.share_begin(thread + 1), scratch_[thread].data());
+    }
+  }
+
+  /// The weight of the latest product if `matrix` is what it wrote, and every thread's share of columns begins at a multiple of `unit`.
+  const LinearWeight* shares_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t unit) const {
+    const LinearWeight* weight = product_.weight;
+    if (weight == nullptr || product_.out != matrix.data || product_.out_column != 0 || product_.num_rows != num_rows) return nullptr;
+    if (weight->spec().rows != matrix.columns || weight->num_parts() != weight->spec().parts) return nullptr;
+    for (std::size_t thread = 1; thread < pool_.size(); ++thread) {
+      if (weight->share_row(thread) % unit != 0) return nullptr;
+    }
+    return weight;
+  }
+
+  static void expand_row(const Int8View& view, std::size_t row, std::size_t columns, float* to) {
+    for (std::size_t i = 0; i < columns; ++i) {
+      to[i] = view.scales[row * view.blocks + i / kBlock] * static_cast<float>(view.quants[row * view.stride + i]);
+    }
   }
 
   static CacheView checked_cache(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer) {
@@ -364,33 +595,31 @@ class CpuDevice final : public Device {
     }
   }
 
-  void append_token(float* row, std::size_t position, const AttentionSpec& spec, const RotaryTable* table, const CacheView& cache,
-                    std::uint32_t block, std::size_t offset, float* rotated) {
-    const std::size_t half = table ? table->rotary_dim / 2 : 0;
-    const float* cosines = table ? table->cosines.data() + position * half : nullptr;
-    const float* sines = table ? table->sines.data() + position * half : nullptr;
-    for (std::size_t head = 0; table && head < spec.num_heads; ++head) {
-      kernels_.rotate(row + head * spec.head_dim, spec.head_dim, cosines, sines, half, row + head * spec.head_dim);
-    }
-    for (std::size_t head = 0; head < spec.num_kv_heads; ++head) {
-      const float* key = row + (spec.num_heads + head) * spec.head_dim;
-      const float* value = row + (spec.num_heads + spec.num_kv_heads + head) * spec.head_dim;
-      if (table) {
-        kernels_.rotate(key, spec.head_dim, cosines, sines, half, rotated);
-        key = rotated;
-      }
-      kernels_.append(cache, block, head, offset, key, value);
-    }
+  void append_token(float* row, std::size_t token, std::size_t heads, std::size_t kv_heads, const RotaryTable* table,
+                    const CacheView& cache, float* scratch) const {
+    // Sequences are ascending and without gaps: the one of this token is the last that begins at or before it.
+    const StepBatch& batch = *step_;
+    const auto behind = std::upper_bound(batch.sequences.begin(), batch.sequences.end(), token,
+                                         [](std::size_t t, const StepBatch::Sequence& sequence) { return t < sequence.first_token; });
+    const StepBatch::Sequence& sequence = *(behind - 1);
+    const std::size_t position = sequence.first_position + (token - sequence.first_token);
+    attention_.append_token(row, static_cast<std::size_t>(batch.positions[token]), heads, kv_heads, table, cache,
+                            batch.block_tables[sequence.block_table + position / cache.block_size], position % cache.block_size, scratch);
   }
 
   const Kernels& kernels_;
   const StepBatch* step_ = nullptr;
-  std::vector<Top> tops_;
+  std::vector<Top> tops_;  // [rows of top_of_rows, threads]: ids are of the whole row
   ThreadPool pool_;
+  RowCopies copies_;
   AttentionRunner attention_;
+  StepProgram program_;
+  bool recording_ = false;
+  Rotation rotation_;
+  Product product_;
   Arena arena_;
   std::vector<std::vector<std::byte>> scratch_;  // of each thread
-  std::vector<float> attended_;                  // attention results on their way to int8
+  std::vector<float> attended_;                  // attention results on their way to int8, where a head is not whole blocks
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 
@@ -122,7 +123,7 @@ void Runner::run(const StepPlan& plan, StepResult& result) {
   if (tap_) {
     walk();  // what a tap sees must be computed now, not replayed
   } else {
-    device_.run_step(walk);
+    device_.run_step(std::ref(walk));  // a reference: nothing is allocated
   }
   if (!plan.batch.logit_rows.empty()) deliver(plan, result);
 }
@@ -148,6 +149,7 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
     case RankOp::kAttention: device_.attention(input(), attention_, *kv_, node.layer, output()); return;
     case RankOp::kSwiglu: device_.swiglu(input(), step.rows, output()); return;
     case RankOp::kAllReduce:
+      device_.begin_host_access(input());
       communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(input().data), step.rows * input().columns);
       return;
     case RankOp::kAdd: device_.add(output(), input(), step.rows, vector_of(node.vector)); return;
@@ -171,6 +173,7 @@ void Runner::add_rms_norm(const RankNode& node, std::size_t rows) {
   const comm::ResidualNorm then{values_[node.residual], vector_of(node.vector), vector_of(node.norm), graph_.rms_norm_eps,
                                 values_[node.output]};
   const Matrix& delta = values_[node.input];
+  if (node.tree != kNone) device_.begin_host_access(delta);
   if (node.tree != kNone && !tap_) return communicator_.all_reduce_add_norm(device_, graph_.trees[node.tree], delta, rows, then);
   // A tap wants to see the sum, which need not stand anywhere after the fused call.
   if (node.tree != kNone) communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(delta.data), rows * delta.columns);
