@@ -55,8 +55,9 @@ struct WeightSpec {
   DType dtype = DType::kF32;
   std::size_t rows = 0;
   std::size_t columns = 0;
-  std::vector<Leaf> leaves;  // a column-parallel product has one: {columns, 0, true}
-  std::size_t parts = 1;     // its rows are that many equal parts of which row i of each goes with row i of the others (gate and up)
+  std::vector<Leaf> leaves;            // a column-parallel product has one: {columns, 0, true}
+  std::vector<std::size_t> part_rows;  // its rows are parts (queries, keys, values; gate, up) of which what stands at the same share of
+                                       // each is used together; empty: one part
   std::size_t num_roots() const;
 };
 

@@ -20,7 +20,7 @@ class PlanChannel final : public PlanSender, public PlanReceiver {
  public:
   explicit PlanChannel(comm::Communicator& communicator) : channel_(communicator) {}
   void send(std::span<const std::byte> plan) override { channel_.send(plan); }
-  void receive(std::vector<std::byte>& plan) override { plan = channel_.receive(); }
+  void receive(std::vector<std::byte>& plan) override { channel_.receive(plan); }
 
  private:
   comm::ControlChannel channel_;

@@ -220,6 +220,14 @@ class Planner {
     return convert.output;
   }
 
+  /// What stands side by side in one product and is used together: queries, keys and values of a head, gate and up of a column.
+  void mark_parts(const Node& node, RankWeight& weight) const {
+    const Width width = graph_.values[node.output].width;
+    if ((width != Width::kQkv && width != Width::kGateUp) || weight.pieces.size() != node.weights.size()) return;
+    weight.spec.part_rows.clear();
+    for (const WeightPiece& piece : weight.pieces) weight.spec.part_rows.push_back(piece.rows.size());
+  }
+
   void add_linear(const Node& node, const std::string& name) {
     const ShardKind kind = graph_.tensors[node.weights.front()].shard;
     std::size_t out_column = 0;
@@ -231,7 +239,7 @@ class Planner {
       linear.input = input;
       linear.output = output;
       linear.weight = add_weight(run);
-      if (graph_.values[node.output].width == Width::kGateUp && run.size() == 2) out_.weights[linear.weight].spec.parts = 2;
+      mark_parts(node, out_.weights[linear.weight]);
       linear.out_column = out_column;
       if (!node.biases.empty()) {
         const auto first = node.biases.begin() + static_cast<std::ptrdiff_t>(next_bias);

@@ -32,7 +32,7 @@ struct CudaRank {
 };
 
 /// Changes with every change of the classes that cross the border: program and plug-in are of one build.
-inline constexpr std::uint32_t kCudaPluginInterface = 2;
+inline constexpr std::uint32_t kCudaPluginInterface = 3;
 
 struct CudaPlugin {
   std::uint32_t interface_version = kCudaPluginInterface;

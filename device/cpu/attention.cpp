@@ -7,29 +7,45 @@ namespace lockstep::device::cpu {
 AttentionRunner::AttentionRunner(std::size_t num_threads, const Kernels& kernels)
     : num_threads_(num_threads), kernels_(kernels), first_piece_(num_threads + 1), scratch_(num_threads) {}
 
-void AttentionRunner::plan(const StepBatch& batch, const AttentionSpec& spec, std::size_t head_dim) {
-  if (batch_ == &batch && num_heads_ == spec.num_heads && num_kv_heads_ == spec.num_kv_heads && head_dim_ == head_dim &&
-      window_ == spec.window && kv_head_of_ == spec.kv_head_of) {
+void AttentionRunner::plan(const StepBatch& batch, const AttentionSpec& spec, bool whole_heads) {
+  if (batch_ == &batch && num_heads_ == spec.num_heads && num_kv_heads_ == spec.num_kv_heads && head_dim_ == spec.head_dim &&
+      whole_heads_ == whole_heads && window_ == spec.window && kv_head_of_ == spec.kv_head_of) {
     return;
   }
   batch_ = &batch;
   num_heads_ = spec.num_heads;
   num_kv_heads_ = spec.num_kv_heads;
-  head_dim_ = head_dim;
+  head_dim_ = spec.head_dim;
+  whole_heads_ = whole_heads;
   window_ = spec.window;
   kv_head_of_ = spec.kv_head_of;
-  state_floats_ = (head_dim + kLanes - 1) / kLanes * kLanes + kStateExtra;
+  state_floats_ = (head_dim_ + kLanes - 1) / kLanes * kLanes + kStateExtra;
   decode_ = std::all_of(batch.sequences.begin(), batch.sequences.end(), [](const auto& sequence) { return sequence.num_tokens == 1; });
   list_items(spec);
+  reserve();
   pieces_.clear();
   num_cut_ = 0;
-  if (decode_) {
+  if (decode_ && whole_heads) {
+    share_out_heads();
+  } else if (decode_) {
     share_out_spans();
   } else {
     for (std::uint32_t i = 0; i < items_.size(); ++i) pieces_.push_back({i, items_[i].first_span, items_[i].end_span});
   }
   // States and scores, and in decode the rotated queries of an item and its key.
   for (auto& scratch : scratch_) scratch.resize(kQueryBlock * (2 * state_floats_ + kSpan) + (kQueryBlock + 1) * (state_floats_ + kLanes));
+}
+
+/// At most one item is cut at each border between threads.
+void AttentionRunner::reserve() {
+  std::size_t most_heads = 0;
+  for (const auto& heads : heads_of_) most_heads = std::max(most_heads, heads.size());
+  const std::size_t items = num_kv_heads_ * (limits_.max_sequences + limits_.max_tokens * most_heads / kQueryBlock);
+  items_.reserve(items);
+  pieces_.reserve(items + num_threads_);
+  const std::size_t spans = (limits_.max_positions + kSpan - 1) / kSpan;
+  const std::size_t states = (num_threads_ - 1) * std::min(most_heads, kQueryBlock) * spans * state_floats_;
+  if (partial_states_.size() < states) partial_states_.resize(states);
 }
 
 void AttentionRunner::list_items(const AttentionSpec& spec) {
@@ -52,6 +68,17 @@ void AttentionRunner::list_items(const AttentionSpec& spec) {
       }
     }
   }
+}
+
+void AttentionRunner::share_out_heads() {
+  for (std::size_t thread = 0; thread < num_threads_; ++thread) {
+    first_piece_[thread] = pieces_.size();
+    for (std::uint32_t i = 0; i < items_.size(); ++i) {
+      const Item& item = items_[i];
+      if (item.kv_head / (num_kv_heads_ / num_threads_) == thread) pieces_.push_back({i, item.first_span, item.end_span});
+    }
+  }
+  first_piece_[num_threads_] = pieces_.size();
 }
 
 /// Thread t has the spans [t, t + 1) / threads of all spans of the step, items one behind the other.

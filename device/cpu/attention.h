@@ -32,8 +32,11 @@ class AttentionRunner {
  public:
   AttentionRunner(std::size_t num_threads, const Kernels& kernels);
 
-  /// Lays out the step's work, unless it stands from the layer before. Not within a run.
-  void plan(const StepBatch& batch, const AttentionSpec& spec, std::size_t head_dim);
+  /// What steps can hold, so that none of them has to take memory.
+  void prepare(const StepLimits& limits) { limits_ = limits; }
+  /// Lays out the step's work, unless it stands from the layer before. `whole_heads`: thread t has the t-th share of the KV heads of all
+  /// sequences, in decode. Not within a run.
+  void plan(const StepBatch& batch, const AttentionSpec& spec, bool whole_heads);
   void forget_plan() { batch_ = nullptr; }
   /// Whether attention can append the step's keys and values itself: one new token for each sequence.
   bool can_append() const { return decode_ && !kv_head_is_split_; }
@@ -70,8 +73,10 @@ class AttentionRunner {
   };
   static constexpr std::uint32_t kWhole = static_cast<std::uint32_t>(-1);
 
+  void reserve();
   void list_items(const AttentionSpec& spec);
   void share_out_spans();
+  void share_out_heads();
   QueryBlock queries_of(const AttentionCall& call, const Item& item) const;
   void rotate_queries(const AttentionCall& call, const Item& item, QueryBlock& block, float* rotated) const;
   void append_newest(const AttentionCall& call, const Item& item, float* rotated) const;
@@ -82,12 +87,14 @@ class AttentionRunner {
   const std::size_t num_threads_;
   const Kernels& kernels_;
 
+  StepLimits limits_;
+
   // The plan.
   const StepBatch* batch_ = nullptr;
   std::size_t num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0, state_floats_ = 0;
   std::uint32_t window_ = 0;
   std::vector<std::uint32_t> kv_head_of_;
-  bool decode_ = false, kv_head_is_split_ = false;
+  bool whole_heads_ = false, decode_ = false, kv_head_is_split_ = false;
   std::vector<std::vector<std::uint32_t>> heads_of_;  // query heads of each KV head
   std::vector<Item> items_;
   std::vector<Piece> pieces_;

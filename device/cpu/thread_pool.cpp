@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "device/cpu/placement.h"
 #include "device/futex.h"
 
 #if defined(__x86_64__)
@@ -32,9 +33,16 @@ FloatMode::FloatMode() = default;
 FloatMode::~FloatMode() = default;
 #endif
 
-ThreadPool::ThreadPool(std::size_t num_threads) : arrivals_(std::make_unique<Flag[]>(num_threads > 0 ? num_threads : 1)) {
+ThreadPool::ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors)
+    : arrivals_(std::make_unique<Flag[]>(num_threads > 0 ? num_threads : 1)) {
   workers_.reserve(num_threads > 0 ? num_threads - 1 : 0);
-  for (std::size_t thread = 1; thread < num_threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  for (std::size_t thread = 1; thread < num_threads; ++thread) {
+    workers_.emplace_back([this, thread, own = thread < processors.size() ? processors[thread] : std::vector<int>{}] {
+      bind_this_thread(own);
+      work(thread);
+    });
+  }
+  if (!processors.empty()) bind_this_thread(processors.front());
 }
 
 ThreadPool::~ThreadPool() {

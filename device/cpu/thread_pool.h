@@ -18,7 +18,8 @@ namespace lockstep::device::cpu {
 class ThreadPool {
  public:
   /// @param num_threads the calling thread included; at least 1.
-  explicit ThreadPool(std::size_t num_threads);
+  /// @param processors [num_threads] where each thread may run; empty: anywhere. The calling thread stays bound.
+  explicit ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -52,7 +53,7 @@ class ThreadPool {
   void wait_for_others(std::uint32_t epoch) noexcept;
   void run_erased(Erased function, void* context);
   void call(std::size_t thread) noexcept;
-  void work(std::size_t thread);
+  void work(std::size_t thread);  // the life of a worker
 
   std::unique_ptr<Flag[]> arrivals_;        // [threads]
   Flag start_;                              // a change starts a run

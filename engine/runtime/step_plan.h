@@ -31,6 +31,8 @@ struct StepPlan {
   std::vector<RowWants> wanted;  // [batch.logit_rows]
   std::string reason;            // kAbort
 
+  /// Room for so many tokens and sequences, and for a few thousand blocks.
+  void reserve(std::size_t tokens, std::size_t num_sequences);
   /// Empty, kind kRun; capacity and sequence stay.
   void clear();
 };
