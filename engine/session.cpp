@@ -173,9 +173,9 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
   state_->model = open_model(options.model);
   require_same_model(communicator, state_->model);
   const parallel::Graph graph = graph_of(state_->model, options.dtype);
-  parallel::RankGraph plan =
-      parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
-                     [&](device::DType weight) { return device.activation_for(weight); });
+  parallel::RankGraph plan = parallel::plan(
+      graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
+      [&](device::DType weight) { return device.activation_for(weight); }, options.one_leaf);
   state_->open_text();
   // A budget that is known is checked before gigabytes are read.
   if (options.kv_cache_bytes) state_->size_cache(plan, *options.kv_cache_bytes);

@@ -128,6 +128,9 @@ Work work_of_all(const parallel::Graph& graph, const engine::ModelSpec& spec, st
   return work;
 }
 
+constexpr std::size_t kProbeBytes = std::size_t{256} << 20;
+constexpr double kProbeSeconds = 0.5;
+
 struct Results {
   double decode = 0.0, prefill = 0.0, batch = 0.0;  // tokens a second
   double bandwidth = 0.0;                           // of the machine, bytes a second
@@ -208,7 +211,8 @@ int run_bench(const Job& job) {
   const Work work = work_of_all(graph, job.session.spec(), num_ranks, static_cast<std::size_t>(config.input_len));
   Bench bench(job);
   const auto measure_bandwidth = [&] {
-    return job.measure_bandwidth ? job.measure_bandwidth() : device::measure_read_bandwidth(job.num_threads * num_ranks);
+    return job.measure_bandwidth ? job.measure_bandwidth()
+                                 : device::measure_read_bandwidth(job.num_threads * num_ranks, kProbeBytes, kProbeSeconds, job.processors);
   };
   Results results;
   results.token_bytes = static_cast<double>(work.streamed + job.session.kv_token_bytes() * bench.decode_context());

@@ -228,6 +228,9 @@ void add_other_options(OptionTable& table) {
   table.add("warmup", integer(&C::warmup, 0, 1000), "N", "runs that are not counted");
   table.add("iterations", integer(&C::iterations, 1, 1000), "N", "runs that are counted");
   table.add("json", toggle(&C::json), "", "print one JSON object");
+  table.section("", {Subcommand::kBench});
+  table.add("debug-one-leaf", toggle(&C::debug_one_leaf), "",
+            "for measurements, one rank: products without leaves, which gives other answers");
   table.section("", {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kBench});
   table.add("debug-preempt-every", integer(&C::debug_preempt_every, 0, kMaxInt32), "K", "for tests: preempt a sequence every K steps");
 }

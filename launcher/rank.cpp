@@ -41,6 +41,7 @@ struct RankContext {
   int local_rank = 0;
   int local_ranks = 1;
   device::Placement placement;
+  std::vector<int> processors;  // that this rank might run on before it was bound
 };
 
 device::Isa instruction_set(const RunConfig& config) {
@@ -144,6 +145,7 @@ Job make_job(const RankContext& context, const Devices& devices, engine::Session
           .log = context.log,
           .num_ranks = num_ranks,
           .num_threads = context.placement.num_threads,
+          .processors = context.processors,
           .device = devices.device->description(),
           .numerics = devices.device->numerics(),
           .measure_bandwidth = {},
@@ -212,6 +214,12 @@ device::Placement place(const RunConfig& config, int index, int sharers) {
   return placement;
 }
 
+std::vector<int> usable_processor_ids() {
+  std::vector<int> ids;
+  for (const device::Core& core : device::usable_cores()) ids.insert(ids.end(), core.processors.begin(), core.processors.end());
+  return ids;
+}
+
 void warn_of_one_core(const World& world, spdlog::logger& log) {
   const auto online = static_cast<std::size_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
   if (device::usable_processors() == 1 && online > 1 && world.rank() == 0)
@@ -251,7 +259,8 @@ int run_process(const RunConfig& config, const RankEnvironment& ranks, RankContr
                             .log = log,
                             .local_rank = world.local_rank(),
                             .local_ranks = world.local_size() * thread_ranks,
-                            .placement = place(config, world.index_among_sharers(), world.ranks_that_share_cores())};
+                            .placement = place(config, world.index_among_sharers(), world.ranks_that_share_cores()),
+                            .processors = usable_processor_ids()};
   if (config.threads == 0) warn_of_one_core(world, log);
   if (kind == "threads") return run_threads(context);
   int exit_code = 0;

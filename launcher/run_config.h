@@ -94,6 +94,7 @@ struct RunConfig {
 
   // For tests.
   std::int64_t debug_preempt_every = 0;  // 0: never
+  bool debug_one_leaf = false;           // bench: products as one chain
 
   bool operator==(const RunConfig&) const = default;
 };

@@ -47,6 +47,7 @@ engine::SessionOptions session_options(const RunConfig& config, std::size_t loca
   options.max_num_batched_tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   options.prefill_chunk = static_cast<std::size_t>(config.max_prefill_chunk);
   options.preempt_every = static_cast<std::size_t>(config.debug_preempt_every);
+  options.one_leaf = config.debug_one_leaf;
   return options;
 }
 

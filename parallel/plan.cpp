@@ -33,8 +33,12 @@ std::vector<std::size_t> scaled(const std::vector<std::size_t>& ends, std::size_
 
 class Planner {
  public:
-  Planner(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for)
-      : graph_(graph), activation_for_(activation_for), leaves_(leaves_of(graph.dims)), shards_(all_shards(graph.dims, num_ranks)) {
+  Planner(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for, bool one_leaf)
+      : graph_(graph),
+        activation_for_(activation_for),
+        one_leaf_(one_leaf),
+        leaves_(leaves_of(graph.dims)),
+        shards_(all_shards(graph.dims, num_ranks)) {
     out_.dims = graph.dims;
     out_.rms_norm_eps = graph.rms_norm_eps;
     out_.shard = shards_[rank];
@@ -97,11 +101,11 @@ class Planner {
   }
 
   std::vector<device::Leaf> leaves_of_product(const TensorDecl& tensor, std::size_t local_columns_size) const {
-    if (tensor.shard == ShardKind::kAttentionColumns) {
+    if (tensor.shard == ShardKind::kAttentionColumns && !one_leaf_) {
       return ReductionTree(leaves_.attention_ends.size())
           .leaf_program(shard().attention_leaves, scaled(leaves_.attention_ends, graph_.dims.head_dim));
     }
-    if (tensor.shard == ShardKind::kFeedForwardColumns) {
+    if (tensor.shard == ShardKind::kFeedForwardColumns && !one_leaf_) {
       return ReductionTree(leaves_.feed_forward_ends.size()).leaf_program(shard().feed_forward_leaves, leaves_.feed_forward_ends);
     }
     return {{.end = static_cast<std::uint32_t>(local_columns_size), .merges = 0, .ends_root = true}};
@@ -366,6 +370,7 @@ class Planner {
 
   const Graph& graph_;
   const ActivationRule& activation_for_;
+  const bool one_leaf_;
   const Leaves leaves_;
   const std::vector<Shard> shards_;
   RankGraph out_;
@@ -412,9 +417,10 @@ std::string weight_text(const RankGraph& graph, const RankWeight& weight) {
 
 }  // namespace
 
-RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for) {
+RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for, bool one_leaf) {
   check_num_ranks(graph.dims, num_ranks);
-  return Planner(graph, rank, num_ranks, activation_for).run();
+  if (one_leaf && num_ranks != 1) throw std::invalid_argument("plan: products of one leaf are for one rank");
+  return Planner(graph, rank, num_ranks, activation_for, one_leaf).run();
 }
 
 std::string print(const RankGraph& graph, bool all_layers) {

@@ -27,6 +27,8 @@ Topology load(const std::string& synthetic) {
   Topology topology(raw);
   hwloc_topology_set_all_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_STRUCTURE);
   hwloc_topology_set_type_filter(raw, HWLOC_OBJ_CORE, HWLOC_TYPE_FILTER_KEEP_ALL);
+  // How fast memory is seen from where is of no interest, and takes long to find out.
+  hwloc_topology_set_flags(raw, HWLOC_TOPOLOGY_FLAG_NO_DISTANCES | HWLOC_TOPOLOGY_FLAG_NO_MEMATTRS | HWLOC_TOPOLOGY_FLAG_NO_CPUKINDS);
   if (!synthetic.empty() && hwloc_topology_set_synthetic(raw, synthetic.c_str()) != 0)
     throw std::runtime_error("hwloc knows no machine '" + synthetic + "'");
   if (hwloc_topology_load(raw) != 0) throw std::runtime_error("hwloc can not look at the processors of this machine");
