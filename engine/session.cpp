@@ -20,7 +20,7 @@ class PlanChannel final : public PlanSender, public PlanReceiver {
  public:
   explicit PlanChannel(comm::Communicator& communicator) : channel_(communicator) {}
   void send(std::span<const std::byte> plan) override { channel_.send(plan); }
-  void receive(std::vector<std::byte>& plan) override { plan = channel_.receive(); }
+  void receive(std::vector<std::byte>& plan) override { channel_.receive(plan); }
 
  private:
   comm::ControlChannel channel_;
@@ -203,8 +203,9 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
   state_->model = open_model(options.model);
   require_same_model(communicator, state_->model);
   const parallel::Graph graph = graph_of(state_->model, options.dtype);
-  parallel::RankGraph plan = parallel::plan(graph, static_cast<std::size_t>(communicator.rank()),
-                                            static_cast<std::size_t>(communicator.size()), activation_rule(options, device));
+  parallel::RankGraph plan =
+      parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
+                     activation_rule(options, device), options.one_leaf);
   state_->open_text();
   // A budget that is known is checked before gigabytes are read.
   if (options.kv_cache_bytes) state_->size_cache(plan, *options.kv_cache_bytes);
