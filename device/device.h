@@ -199,6 +199,8 @@ class Device {
   virtual std::string numerics() const = 0;
   /// How activations must stand that are multiplied with weights of this type.
   virtual Activation activation_for(DType weight) const = 0;
+  /// Whether linear() takes activations of this type for weights of that one; those of activation_for() it always takes.
+  virtual bool multiplies(DType weight, Activation activation) const { return activation == activation_for(weight); }
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   /// Bytes of a matrix of at most `rows` rows.
   virtual std::size_t matrix_bytes(Activation type, std::size_t rows, std::size_t columns) const = 0;
@@ -238,7 +240,7 @@ class Device {
                         const Matrix& out) = 0;
   /// Root r of the product goes to rows [r * num_rows, (r + 1) * num_rows) of `out`: with one root, out = in W^T (+ bias [rows of W]).
   /// The product stands in columns [out_column, out_column + rows of W) of `out`: stacked products of several types share one matrix.
-  /// `in` is of the type that activation_for() names for W. out is kFloat32 and has room for num_roots x num_rows rows.
+  /// `in` is of the type that activation_for() names for W, or another that multiplies() admits. out: kFloat32, num_roots x num_rows rows.
   virtual void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
                       std::size_t out_column = 0) = 0;
   /// Rotates the queries of `qkv` in place, and the keys on their way into the cache; values go there as they are.

@@ -58,6 +58,17 @@ device::DType default_kv_dtype(const parallel::RankGraph& plan, const SessionOpt
   return any_bf16 ? device::DType::kBF16 : device::DType::kF16;
 }
 
+parallel::ActivationRule activation_rule(const SessionOptions& options, const device::Device& device) {
+  return [wanted = options.activation, &device](device::DType weight) {
+    if (!wanted || !device::info(weight).block_quantised()) return device.activation_for(weight);
+    if (!device.multiplies(weight, *wanted)) {
+      throw std::invalid_argument("--activation-dtype " + std::string(device::name_of(*wanted)) + ": this device (" + device.description() +
+                                  ") does not multiply " + std::string(device::info(weight).name) + " weights with such activations");
+    }
+    return *wanted;
+  };
+}
+
 }  // namespace
 
 parallel::Graph graph_of(const OpenedModel& model, std::optional<device::DType> dtype) {
@@ -180,7 +191,7 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
   const parallel::Graph graph = graph_of(state_->model, options.dtype);
   parallel::RankGraph plan =
       parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
-                     [&](device::DType weight) { return device.activation_for(weight); });
+                     activation_rule(options, device));
   state_->open_text();
   // A budget that is known is checked before gigabytes are read.
   if (options.kv_cache_bytes) state_->size_cache(plan, *options.kv_cache_bytes);

@@ -11,6 +11,7 @@
 #include "launcher/inspect.h"
 #include "launcher/launch.h"
 #include "launcher/log.h"
+#include "launcher/quantize.h"
 #include "launcher/rank.h"
 #include "launcher/subcommands.h"
 
@@ -31,6 +32,10 @@ int run(const std::vector<std::string>& arguments, const Environment& environmen
   const RankEnvironment ranks = rank_environment(environment);
   if (config.subcommand == Subcommand::kInspect) {
     if (ranks.rank == 0) print(inspect(config));
+    return 0;
+  }
+  if (config.subcommand == Subcommand::kQuantize) {
+    if (ranks.rank == 0) quantize(config, print);
     return 0;
   }
   if (!must_launch(config, ranks)) return run_ranks(config, ranks, environment, terminal);

@@ -137,6 +137,8 @@ void add_common_options(OptionTable& table) {
   table.add("model", text(&C::model), "PATH", "GGUF file or Hugging Face folder", "m");
   table.add("dtype", choice(&C::dtype, {"auto", "float32", "float16", "bfloat16"}), "TYPE",
             "auto: weights as stored (on the CPU with int8 activations where they are block-quantised); float32: exact");
+  table.add("activation-dtype", choice(&C::activation_dtype, {"auto", "float32", "int8"}), "TYPE",
+            "what block-quantised weights are multiplied with; float32: exact, and the weights stay as small as stored");
   table.add("kv-cache-dtype", choice(&C::kv_cache_dtype, {"auto", "float32", "float16", "bfloat16", "fp8", "int8"}), "TYPE",
             "how keys and values are stored (fp8, int8: on GPUs, with a scale for each token and head)");
   table.add("max-model-len", integer(&C::max_model_len, 0, kMaxInt32), "N",
@@ -168,6 +170,7 @@ void add_common_options(OptionTable& table) {
   table.add("allow-shared-gpu", toggle(&C::allow_shared_gpu), "", "let several ranks use one GPU");
   table.add("comm-tuning", text(&C::comm_tuning), "FILE", "which GPU transport for which size: `lockstep bench comm` writes it");
   table.add("threads", integer(&C::threads, 0, 4096), "N", "threads of a rank (0: the cores that it may use, shared by the ranks there)");
+  table.options.back().used_by.push_back(Subcommand::kQuantize);
   table.add("collective-timeout", real(&C::collective_timeout, 0.1, 1e6), "SECONDS", "how late a rank may be before the job fails");
   table.add("log-level", choice(&C::log_level, {"debug", "info", "warning", "error"}), "LEVEL", "least important message that is shown");
 }
@@ -178,6 +181,7 @@ void add_batch_options(OptionTable& table) {
   table.add("input-file", text(&C::input_file), "FILE", "requests, one JSON object a line", "i");
   table.add("output-file", text(&C::output_file), "FILE", "answers; absent until the job is complete", "o");
   table.add("overwrite", toggle(&C::overwrite), "", "replace the output of an earlier run");
+  table.options.back().used_by.push_back(Subcommand::kQuantize);
   table.add("allow-errors", toggle(&C::allow_errors), "", "exit with 0 although some lines could not be answered");
   table.section("Batch", {Subcommand::kBatch});
   table.add("error-file", text(&C::error_file), "FILE", "puts lines without a 200 answer here instead");
@@ -219,6 +223,9 @@ void add_other_options(OptionTable& table) {
   table.section("Inspect", {Subcommand::kInspect});
   table.add("graph", toggle(&C::print_graph), "", "print the graph that a rank runs");
   table.add("rank", integer(&C::rank, 0, 4095), "N", "with --graph: whose");
+  table.section("Quantize", {Subcommand::kQuantize});
+  table.add("type", choice(&C::type, {"F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"}), "TYPE",
+            "of the matrices (Q4_0, Q4_K: the head at Q8_0, Q6_K); vectors stay F32");
   table.section("Bench", {Subcommand::kBench});
   table.add("input-len", integer(&C::input_len, 1, kMaxInt32), "N", "prompt tokens of a request");
   table.add("output-len", integer(&C::output_len, 1, kMaxInt32), "N", "generated tokens of a request");
@@ -345,7 +352,7 @@ std::vector<Option> all_options() {
 }
 
 std::string_view subcommand_name(Subcommand subcommand) {
-  constexpr std::string_view kNames[] = {"batch", "generate", "inspect", "bench", "score"};
+  constexpr std::string_view kNames[] = {"batch", "generate", "inspect", "bench", "quantize", "score"};
   return kNames[static_cast<std::size_t>(subcommand)];
 }
 
@@ -402,6 +409,8 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
 }
 
 void check_consistency(const RunConfig& config) {
+  if (config.subcommand == Subcommand::kQuantize && (config.model.empty() || config.quantize_output.empty()))
+    throw UsageError("lockstep quantize IN OUT: a GGUF file or a Hugging Face folder, and the GGUF file that is to be written");
   if (config.model.empty() && !config.bench_comm) throw UsageError("--model is missing: a GGUF file or a Hugging Face folder");
   if (config.device == "cpu" && config.reduction == "fast")
     throw UsageError("--reduction fast needs GPUs: on the CPU the canonical one is fast");

@@ -62,7 +62,8 @@ int run_subcommand(const Job& job) {
     case Subcommand::kScore: return run_score_job(job);
     case Subcommand::kGenerate:
       return generate(job.config, job.session, print, job.control.stop_requested()) ? 0 : 128 + job.control.stop_signal();
-    case Subcommand::kInspect: break;
+    case Subcommand::kInspect:
+    case Subcommand::kQuantize: break;
   }
   throw std::logic_error("this subcommand needs no ranks");
 }

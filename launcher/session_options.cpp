@@ -30,6 +30,8 @@ engine::SessionOptions session_options(const RunConfig& config, std::size_t loca
   engine::SessionOptions options;
   options.model = config.model;
   options.dtype = weight_dtype(config);
+  if (config.activation_dtype == "float32") options.activation = device::Activation::kFloat32;
+  if (config.activation_dtype == "int8") options.activation = device::Activation::kInt8Blocks;
   if (config.kv_cache_dtype == "fp8") {
     options.kv_quantised = device::KvQuantisation::kFloat8;
   } else if (config.kv_cache_dtype == "int8") {

@@ -96,6 +96,9 @@ class CpuDevice final : public Device {
   std::string numerics() const override { return "cpu"; }
 
   Activation activation_for(DType weight) const override { return cpu_activation_for(weight); }
+  bool multiplies(DType weight, Activation activation) const override {
+    return activation == Activation::kFloat32 || activation == activation_for(weight);
+  }
 
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
     if (bytes < (std::size_t{1} << 20)) return std::make_unique<SmallBuffer>(bytes);

@@ -7,6 +7,26 @@
 // clang-format on
 
 constexpr Kernels make_table(Isa isa) {
-  return {isa,    kQ8Offset, linear,  linear_scratch_bytes, expand_row, norm,   quantise,    activate,     add_rows,  exponentials, top,
-          rotate, append,    to_half, to_bfloat16,          from_half,  attend, merge_state, finish_state, read_bytes};
+  return {isa,
+          kQ8Offset,
+          linear,
+          linear_scratch_bytes,
+          expand_row,
+          norm,
+          quantise,
+          activate,
+          add_rows,
+          exponentials,
+          top,
+          rotate,
+          append,
+          to_half,
+          to_bfloat16,
+          from_half,
+          attend,
+          merge_state,
+          finish_state,
+          read_bytes,
+          multiply_floats,
+          multiply_bytes};
 }

@@ -85,7 +85,7 @@ void Coordinator::submit(Request request, OnCompletion done) {
     ++group->num_open;
     auto state = std::make_unique<ChoiceState>(ChoiceState{group, &choice, max_tokens, StopStrings(kept.sampling.stop), std::nullopt});
     if (kept.sampling.min_tokens > 0) state->end_ids = end_ids_of(kept.sampling);
-    if (options_.tokenizer != nullptr) state->detokenizer.emplace(*options_.tokenizer);
+    if (options_.tokenizer != nullptr) state->detokenizer.emplace(*options_.tokenizer, true, kept.prompt);
     std::vector<TokenId> tokens = kept.prompt;
     if (max_tokens == 0) tokens.pop_back();  // nothing comes after it
     const std::size_t most_tokens = tokens.size() + max_tokens;

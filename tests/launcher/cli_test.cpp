@@ -49,6 +49,7 @@ const std::map<std::string, Example>& examples() {
   static const std::map<std::string, Example> table = {
       {"model", {"a.gguf", "'a.gguf'"}},
       {"dtype", {"float32", "'float32'"}},
+      {"activation-dtype", {"float32", "'float32'"}},
       {"kv-cache-dtype", {"bfloat16", "'bfloat16'"}},
       {"max-model-len", {"4096", "4096"}},
       {"max-num-seqs", {"3", "3"}},
@@ -89,6 +90,7 @@ const std::map<std::string, Example>& examples() {
       {"dump-logits", {"l.safetensors", "'l.safetensors'"}},
       {"dump-hidden", {"h.safetensors", "'h.safetensors'"}},
       {"rank", {"1", "1"}},
+      {"type", {"Q4_K", "'Q4_K'"}},
       {"input-len", {"7", "7"}},
       {"output-len", {"8", "8"}},
       {"num-prompts", {"9", "9"}},
@@ -105,6 +107,10 @@ const std::map<std::string, Example>& examples() {
 /// Arguments that a run of the option's subcommand needs besides it.
 Arguments runnable(const Option& option) {
   Arguments arguments = {std::string(subcommand_name(option.used_by.front()))};
+  if (option.used_by.front() == Subcommand::kQuantize) {
+    arguments.insert(arguments.end(), {"in.gguf", "out.gguf"});
+    return arguments;
+  }
   const auto need = [&](const std::string& name, const std::string& value) {
     if (option.name != name) arguments.insert(arguments.end(), {"--" + name, value});
   };
@@ -126,11 +132,12 @@ TEST(CommandLine, EveryOptionMeansTheSameAsFlagAndInAFile) {
     SCOPED_TRACE(option.name);
     const bool is_switch = option.kind == OptionKind::kSwitch;
     ASSERT_TRUE(is_switch || examples().contains(option.name)) << "give it an example";
-    const Example example = is_switch ? Example{"", "true"} : examples().at(option.name);
+    const bool is_on = option.name == "enable-prefix-caching";  // without being given: the example turns it off
+    const Example example = is_switch ? Example{"", is_on ? "false" : "true"} : examples().at(option.name);
 
     const Arguments without = runnable(option);
     Arguments by_flag = without;
-    by_flag.push_back("--" + option.name);
+    by_flag.push_back((is_on ? "--no-" : "--") + option.name);
     if (!is_switch) by_flag.push_back(example.flag);
     const RunConfig from_flag = parse(by_flag).config;
 
@@ -179,6 +186,21 @@ TEST(CommandLine, KeepsValuesAsTheyAre) {
   EXPECT_EQ(parse({"generate", "-m", "m", "--prompt=--a_b"}).config.prompt, "--a_b");
   EXPECT_EQ(parse({"generate", "-m", "m", "--prompt", "p", "--stop", "[a,b]", "--stop", ""}).config.stop,
             (std::vector<std::string>{"[a,b]", ""}));
+}
+
+TEST(CommandLine, QuantizeTakesTwoFilesAndAType) {
+  const RunConfig config = parse({"quantize", "in.gguf", "out.gguf", "--type", "Q4_K", "--threads", "3", "--overwrite"}).config;
+  EXPECT_EQ(config.subcommand, Subcommand::kQuantize);
+  EXPECT_EQ(config.model, "in.gguf");
+  EXPECT_EQ(config.quantize_output, "out.gguf");
+  EXPECT_EQ(config.type, "Q4_K");
+  EXPECT_EQ(config.threads, 3);
+  EXPECT_TRUE(config.overwrite);
+  EXPECT_EQ(parse({"quantize", "--type=F16", "folder", "out.gguf"}).config.model, "folder");
+  EXPECT_THAT(refusal({"quantize", "in.gguf"}), HasSubstr("lockstep quantize IN OUT"));
+  EXPECT_THAT(refusal({"quantize", "a", "b", "c"}), HasSubstr("'c' is not a flag"));
+  EXPECT_THAT(refusal({"quantize", "a", "b", "--type", "Q3_K"}), HasSubstr("'Q3_K' is none of F16, Q8_0, Q4_0, Q4_K, Q6_K"));
+  EXPECT_THAT(refusal({"quantize", "a", "b", "--seed", "1"}), HasSubstr("--seed is not for lockstep quantize"));
 }
 
 TEST(CommandLine, TheLastUseOfAFlagCounts) { EXPECT_EQ(parse({"inspect", "-m", "a", "-m", "b"}).config.model, "b"); }

@@ -207,7 +207,7 @@ TEST(GgufVocabulary, HoldsWhatTheMetadataSays) {
 }
 
 TEST(GgufVocabulary, OfSentencePieceHasScoresAndEncodes) {
-  const auto vocabulary = vocabulary_from_gguf(read_gguf(data_path("gguf/gqa288-F32.gguf")).metadata);
+  const auto vocabulary = vocabulary_from_gguf(read_gguf(data_path("gguf/gqa288-Q8_0.gguf")).metadata);
   ASSERT_TRUE(vocabulary.has_value());
   EXPECT_EQ(vocabulary->model, "llama");
   EXPECT_THAT(vocabulary->scores, SizeIs(263));

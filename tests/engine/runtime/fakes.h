@@ -100,9 +100,9 @@ class HistoryModel : public StepRunner {
       selected.finite = std::none_of(changed.begin(), changed.end(), [](float logit) { return std::isnan(logit) || logit > 3.5e38f; });
       selected.candidates = first_of(found_[2 * i], changed, row, wanted.num_candidates);
       selected.best = wanted.num_changes > 0 ? first_of(found_[2 * i + 1], row, row, wanted.num_best) : selected.candidates;
-      selected.maximum = device::maximum(row);
       const device::Isa isa = device::Isa::kPortable;
-      if (wanted.scale > 0.0) selected.mass = device::sum_of_exponentials(changed, device::maximum(changed), wanted.scale, isa);
+      selected.maximum = device::maximum(row, isa);
+      if (wanted.scale > 0.0) selected.mass = device::sum_of_exponentials(changed, device::maximum(changed, isa), wanted.scale, isa);
       if (wanted.log_sum != device::LogSum::kNone) selected.log_mass = device::sum_of_exponentials(row, selected.maximum, 1.0, isa);
       result.selections.push_back(selected);
     }
