@@ -1,7 +1,6 @@
 #include "device/cpu/cpu_device.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -20,7 +19,6 @@ namespace cpu {
 namespace {
 
 constexpr std::size_t kSmallProduct = std::size_t{48} << 10;  // bytes of weights x tokens that are done sooner than other threads wake
-constexpr std::size_t kExpertBytes = std::size_t{64} << 20;   // of the leaf sums of experts, at a time
 constexpr std::size_t kSmallRows = std::size_t{16} << 10;     // elements of a row op, likewise
 
 class CpuBuffer final : public Buffer {
@@ -382,12 +380,14 @@ class CpuDevice final : public Device {
   void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, Nonlinearity function,
                std::span<const Leaf> leaves, const Matrix& out) override {
     require(routing.columns == experts.size(), "experts: as many weights as experts are needed");
-    const std::size_t hidden = out.columns;
-    const std::size_t together = std::clamp<std::size_t>(kExpertBytes / (leaves.size() * hidden * sizeof(float) + 1), 1, 512);
-    for (std::size_t first = 0; first < num_rows; first += together) {
-      const std::size_t count = std::min(together, num_rows - first);
-      sum_experts(h, {first, count, num_rows}, floats_of(routing, num_rows), experts, function, leaves, out);
-    }
+    const auto roots =
+        static_cast<std::size_t>(std::count_if(leaves.begin(), leaves.end(), [](const Leaf& leaf) { return leaf.ends_root; }));
+    (void)floats_of(out, roots * num_rows);
+    const auto rows = [&](std::size_t count, std::size_t cost, const std::function<void(std::size_t)>& op) {
+      const FloatMode mode;
+      over_rows(count, cost, [&](std::size_t, std::size_t row) { op(row); });
+    };
+    expert_sums_.run(*this, kernels_, rows, {h, num_rows, floats_of(routing, num_rows), experts, function, leaves, out});
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
@@ -434,70 +434,6 @@ class CpuDevice final : public Device {
     const std::span stored(scratch_[thread].data(), row_bytes(dtype, row.size()));
     unpack_float_row(table.shape(), share, index, stored);
     dequantise(dtype, stored, row);
-  }
-
-  /// Rows [first, first + count) of all.
-  struct Rows {
-    std::size_t first, count, all;
-  };
-
-  /// Memory of a matrix of floats, or of blocks, that is kept from call to call.
-  Matrix scratch_matrix(std::vector<std::byte>& memory, Activation type, std::size_t rows, std::size_t columns) const {
-    const std::size_t bytes = matrix_bytes(type, rows, columns) + 64;
-    if (memory.size() < bytes) memory.resize(bytes);
-    return {memory.data(), columns, rows, type};
-  }
-
-  /// The tokens of one expert go through its products together; then `leaf_sums_` [leaves, count, hidden] takes in what they give.
-  void sum_experts(const Matrix& h, Rows rows, const float* routing, std::span<const Expert> experts, Nonlinearity function,
-                   std::span<const Leaf> leaves, const Matrix& out) {
-    const std::size_t hidden = out.columns;
-    leaf_sums_.assign(leaves.size() * rows.count * hidden, 0.0f);
-    for (std::size_t e = 0; e < experts.size(); ++e) {
-      expert_rows_.clear();
-      for (std::size_t t = rows.first; t < rows.first + rows.count; ++t) {
-        if (routing[t * experts.size() + e] != 0.0f) expert_rows_.push_back(static_cast<std::uint32_t>(t));
-      }
-      if (expert_rows_.empty()) continue;
-      const std::size_t count = expert_rows_.size();
-      const Weight& gate_up = *experts[e].gate_up;
-      const Weight& down = *experts[e].down;
-      const Matrix in = scratch_matrix(expert_memory_[0], h.type, count, h.columns);
-      gather_rows(h, expert_rows_, in);
-      const Matrix products = scratch_matrix(expert_memory_[1], Activation::kFloat32, count, gate_up.spec().rows);
-      linear(in, count, gate_up, nullptr, products, 0);
-      const Matrix inner = scratch_matrix(expert_memory_[2], activation_for(down.spec().dtype), count, gate_up.spec().rows / 2);
-      gated(function, products, count, inner);
-      const Matrix partial = scratch_matrix(expert_memory_[3], Activation::kFloat32, leaves.size() * count, hidden);
-      linear(inner, count, down, nullptr, partial, 0);
-      const FloatMode mode;
-      const float* from = static_cast<const float*>(partial.data);
-      over_rows(leaves.size() * count, hidden, [&](std::size_t, std::size_t i) {
-        const std::size_t leaf = i / count, t = expert_rows_[i % count];
-        kernels_.add_scaled(&leaf_sums_[(leaf * rows.count + t - rows.first) * hidden], from + i * hidden, hidden,
-                            routing[t * experts.size() + e]);
-      });
-    }
-    add_leaves(rows, leaves, out);
-  }
-
-  /// The leaves of each row to its roots.
-  void add_leaves(Rows rows, std::span<const Leaf> leaves, const Matrix& out) {
-    const FloatMode mode;
-    const std::size_t hidden = out.columns, stride = rows.count * hidden;
-    const auto roots =
-        static_cast<std::size_t>(std::count_if(leaves.begin(), leaves.end(), [](const Leaf& leaf) { return leaf.ends_root; }));
-    float* to = floats_of(out, roots * rows.all);
-    over_rows(rows.count, leaves.size() * hidden, [&](std::size_t, std::size_t t) {
-      std::size_t open[kMaxOpenSums + 1], depth = 0, root = 0;
-      for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf) {
-        open[depth++] = leaf * stride + t * hidden;
-        for (std::uint32_t merge = 0; merge < leaves[leaf].merges; ++merge, --depth)
-          kernels_.add(&leaf_sums_[open[depth - 2]], &leaf_sums_[open[depth - 1]], nullptr, hidden);
-        if (!leaves[leaf].ends_root) continue;
-        std::memcpy(to + (root++ * rows.all + rows.first + t) * hidden, &leaf_sums_[open[--depth]], hidden * sizeof(float));
-      }
-    });
   }
 
   /// The floats of the first of these columns.
@@ -596,9 +532,7 @@ class CpuDevice final : public Device {
   std::vector<Arena> arenas_;                    // of each thread
   std::vector<std::vector<std::byte>> scratch_;  // of each thread
   std::vector<float> attended_;                  // attention results on their way to int8
-  std::vector<float> leaf_sums_;                 // of experts
-  std::vector<std::uint32_t> expert_rows_;       // that chose one expert
-  std::array<std::vector<std::byte>, 4> expert_memory_;
+  ExpertSums expert_sums_;
 };
 
 }  // namespace
