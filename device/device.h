@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "device/dtype.h"
+#include "device/selection.h"
 
 namespace lockstep::device {
 
@@ -58,6 +59,10 @@ struct WeightSpec {
   std::vector<Leaf> leaves;      // a column-parallel product has one: {columns, 0, true}
   std::size_t first_column = 0;  // of `columns` within its super-block, where the type has them: a shard may begin inside of one
   std::size_t num_roots() const;
+  /// @param most_open_sums  partial sums that the device can keep between two leaves
+  /// @throws std::invalid_argument, naming the weight, if there is no column, or the leaves do not cover the columns, cut a block, or leave
+  /// too many sums or a root of several.
+  void check(std::size_t most_open_sums) const;
   /// The whole blocks that hold the columns: covering_bytes(dtype, first_column, columns).
   std::size_t stored_row_bytes() const;
 };
@@ -210,6 +215,8 @@ class Device {
   virtual std::string numerics() const = 0;
   /// How activations must stand that are multiplied with weights of this type.
   virtual Activation activation_for(DType weight) const = 0;
+  /// Whether linear() takes activations of this type for weights of that one; those of activation_for() it always takes.
+  virtual bool multiplies(DType weight, Activation activation) const { return activation == activation_for(weight); }
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   /// Bytes of a matrix of at most `rows` rows.
   virtual std::size_t matrix_bytes(Activation type, std::size_t rows, std::size_t columns) const = 0;
@@ -249,7 +256,7 @@ class Device {
                         const Matrix& out) = 0;
   /// Root r of the product goes to rows [r * num_rows, (r + 1) * num_rows) of `out`: with one root, out = in W^T (+ bias [rows of W]).
   /// The product stands in columns [out_column, out_column + rows of W) of `out`: stacked products of several types share one matrix.
-  /// `in` is of the type that activation_for() names for W. out is kFloat32 and has room for num_roots x num_rows rows.
+  /// `in` is of the type that activation_for() names for W, or another that multiplies() admits. out: kFloat32, num_roots x num_rows rows.
   virtual void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
                       std::size_t out_column = 0) = 0;
   /// Rotates the queries of `qkv` in place, and the keys on their way into the cache; values go there as they are.
@@ -298,6 +305,24 @@ class Device {
   virtual void top_of_rows(const Matrix& logits, std::size_t num_rows) = 0;
   /// The first tops of the latest top_of_rows(), complete on return.
   virtual void read_tops(std::span<Top> tops) = 0;
+
+  // Selection from rows of logits that stay where they are: begin, then maxima summed up over the ranks (every other rank's are +0), then
+  // finish. Outside of run_step, after
+  // top_of_rows() of the same logits. `logits` may have no column: the rank's part of the vocabulary is empty.
+
+  /// The most that a selection will ever hold on this rank; once, after prepare_steps(), before the first one.
+  /// @param runs  of the segments of this rank
+  virtual void prepare_selection(std::size_t max_rows, std::span<const SegmentRun> runs) = 0;
+  /// Changes the logits, and writes maxima [num_ranks][rows of the selection][2], fp32 in device memory: the maximum of the changed row and
+  /// of the row as it is at this rank's place, -infinity where there is no column, and +0 at the places of all others. `changes` have ids
+  /// relative to the rank's first one. What `selection` refers to is needed until read_selection().
+  virtual void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks,
+                               float* maxima) = 0;
+  /// Sums and candidates, given the maxima of all ranks; then the logits are as they were.
+  virtual void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) = 0;
+  /// What was found, as a SelectionLayout of (selection.rows, columns, runs) says; complete on return. Candidates have ids relative to the
+  /// rank's first one, and the logits of the row as it is; they are in no order.
+  virtual void read_selection(std::span<std::byte> found) = 0;
 };
 
 }  // namespace lockstep::device

@@ -68,6 +68,17 @@ std::size_t window_of_all_layers(const parallel::RankGraph& graph) {
   return window;
 }
 
+parallel::ActivationRule activation_rule(const SessionOptions& options, const device::Device& device) {
+  return [wanted = options.activation, &device](device::DType weight) {
+    if (!wanted || !device::info(weight).block_quantised()) return device.activation_for(weight);
+    if (!device.multiplies(weight, *wanted)) {
+      throw std::invalid_argument("--activation-dtype " + std::string(device::name_of(*wanted)) + ": this device (" + device.description() +
+                                  ") does not multiply " + std::string(device::info(weight).name) + " weights with such activations");
+    }
+    return *wanted;
+  };
+}
+
 }  // namespace
 
 parallel::Graph graph_of(const OpenedModel& model, std::optional<device::DType> dtype) {
@@ -133,8 +144,11 @@ void Session::State::size_cache(const parallel::RankGraph& plan, std::uint64_t b
 }
 
 RunnerOptions Session::State::runner_options() const {
+  constexpr std::size_t kScoringBytes = std::size_t{256} << 20;
+  std::size_t logit_rows = options.max_num_seqs;
+  if (options.for_scoring) logit_rows = std::max(logit_rows, kScoringBytes / (sizeof(float) * model.spec.vocab_size));
   return {.max_tokens = options.max_num_batched_tokens,
-          .max_logit_rows = std::min(options.max_num_seqs, options.max_num_batched_tokens),
+          .max_logit_rows = std::min(logit_rows, options.max_num_batched_tokens),
           .max_sequences = std::min(options.max_num_seqs, options.max_num_batched_tokens),
           .max_positions = max_model_len,
           .kv = kv};
@@ -165,6 +179,7 @@ void Session::State::make_engine(parallel::RankGraph plan, LoadedShard shard) {
                     .prefill_chunk = options.prefill_chunk,
                     .num_blocks = kv.num_blocks,
                     .block_size = kv.block_size,
+                    .max_logit_rows = runner->max_logit_rows(),
                     .window = window_of_all_layers(runner->graph()),
                     .prefix_caching = options.prefix_caching,
                     .preempt_every = options.preempt_every},
@@ -189,9 +204,8 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
   state_->model = open_model(options.model);
   require_same_model(communicator, state_->model);
   const parallel::Graph graph = graph_of(state_->model, options.dtype);
-  parallel::RankGraph plan =
-      parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
-                     [&](device::DType weight) { return device.activation_for(weight); });
+  parallel::RankGraph plan = parallel::plan(graph, static_cast<std::size_t>(communicator.rank()),
+                                            static_cast<std::size_t>(communicator.size()), activation_rule(options, device));
   state_->open_text();
   // A budget that is known is checked before gigabytes are read.
   if (options.kv_cache_bytes) state_->size_cache(plan, *options.kv_cache_bytes);

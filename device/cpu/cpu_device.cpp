@@ -11,6 +11,7 @@
 #include "device/cpu/int8_matrix.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/memory.h"
+#include "device/cpu/selection.h"
 #include "device/cpu/thread_pool.h"
 #include "device/cpu/weight.h"
 
@@ -84,6 +85,7 @@ class CpuDevice final : public Device {
       : kernels_(kernels_for(options.isa)),
         pool_(options.num_threads),
         attention_(pool_, kernels_),
+        selection_(pool_, options.isa),
         arenas_(options.num_threads),
         scratch_(options.num_threads) {}
 
@@ -95,6 +97,9 @@ class CpuDevice final : public Device {
   std::string numerics() const override { return "cpu"; }
 
   Activation activation_for(DType weight) const override { return cpu_activation_for(weight); }
+  bool multiplies(DType weight, Activation activation) const override {
+    return activation == Activation::kFloat32 || activation == activation_for(weight);
+  }
 
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
     if (bytes < (std::size_t{1} << 20)) return std::make_unique<SmallBuffer>(bytes);
@@ -413,6 +418,27 @@ class CpuDevice final : public Device {
     std::copy_n(tops_.begin(), tops.size(), tops.begin());
   }
 
+  void prepare_selection(std::size_t, std::span<const SegmentRun> runs) override { selection_.prepare(runs); }
+
+  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override {
+    const FloatMode mode;
+    for (const SelectionRow& row : selection.rows)
+      require(logits.columns == 0 || row.row < tops_.size(), "begin_selection: a row of which there is no top");
+    maxima_of_rows_.resize(tops_.size());
+    std::transform(tops_.begin(), tops_.end(), maxima_of_rows_.begin(), [](const Top& top) { return top.logit; });
+    selection_.begin(floats_of(logits, 0), logits.columns, maxima_of_rows_, selection, rank, num_ranks, maxima);
+  }
+
+  void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) override {
+    const FloatMode mode;
+    selection_.finish(floats_of(logits, 0), logits.columns, selection, num_ranks, maxima);
+  }
+
+  void read_selection(std::span<std::byte> found) override {
+    require(found.size() >= selection_.size_bytes(), "read_selection: no room for what was found");
+    selection_.read(found);
+  }
+
  private:
   /// Scratch memory for expand_table_row, and `more` bytes behind it; returns where those begin.
   std::size_t reserve_table_row(const CpuWeight& table, std::size_t columns, std::size_t more = 0) {
@@ -527,8 +553,10 @@ class CpuDevice final : public Device {
   const Kernels& kernels_;
   const StepBatch* step_ = nullptr;
   std::vector<Top> tops_;
+  std::vector<float> maxima_of_rows_;
   ThreadPool pool_;
   AttentionRunner attention_;
+  CpuSelection selection_;
   std::vector<Arena> arenas_;                    // of each thread
   std::vector<std::vector<std::byte>> scratch_;  // of each thread
   std::vector<float> attended_;                  // attention results on their way to int8

@@ -90,7 +90,10 @@ void ExpertSums::add_expert(Device& device, const Kernels& kernels, const OverRo
   gather_rows(call.h, chose_, in);
   const Matrix products = matrix(device, memory_[1], Activation::kFloat32, count, 2 * inner_columns);
   device.linear(in, count, gate_up, nullptr, products);
-  const Matrix inner = matrix(device, memory_[2], device.activation_for(down.spec().dtype), count, inner_columns);
+  // Where block types are multiplied with floats (--activation-dtype), h stands as floats.
+  const bool as_floats = call.h.type == Activation::kFloat32 && info(gate_up.spec().dtype).block_quantised();
+  const Activation inner_type = as_floats ? Activation::kFloat32 : device.activation_for(down.spec().dtype);
+  const Matrix inner = matrix(device, memory_[2], inner_type, count, inner_columns);
   device.gated(call.function, products, count, inner);
   const Matrix partial = matrix(device, memory_[3], Activation::kFloat32, call.leaves.size() * count, hidden);
   device.linear(inner, count, down, nullptr, partial);

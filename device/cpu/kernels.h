@@ -19,6 +19,7 @@ inline constexpr std::size_t kSpan = 64;         // keys of an attention span
 inline constexpr std::size_t kTokenBlock = 128;  // tokens that a product keeps in the cache beside a panel
 inline constexpr std::size_t kMaxOpenSums = 16;  // partial sums of one row-parallel output that may be open at a time
 inline constexpr std::size_t kQueryBlock = 32;   // queries that walk over the spans together
+inline constexpr std::size_t kProbeOperations = 16 * 6;
 
 /// A matrix of int8 blocks. Row t: quants[t * stride ...], and per block b one entry at [t * blocks + b] of the others.
 struct Int8View {
@@ -118,7 +119,10 @@ struct Kernels {
   void (*merge_state)(float* into, const float* from, std::size_t head_dim);
   void (*finish_state)(const float* state, std::size_t head_dim, float* out);
 
-  std::uint64_t (*read_bytes)(const std::byte* from, std::size_t count);  // touches every byte; for the bandwidth probe
+  // For the probes of what this machine can do.
+  std::uint64_t (*read_bytes)(const std::byte* from, std::size_t count);  // touches every byte
+  float (*multiply_floats)(std::size_t rounds);                           // kProbeOperations multiply-adds of floats a round
+  std::int32_t (*multiply_bytes)(std::size_t rounds);                     // 4 * kProbeOperations of nibbles with int8, as products do them
 };
 
 /// @pre the machine supports it.

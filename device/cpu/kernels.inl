@@ -31,5 +31,7 @@ constexpr Kernels make_table(Isa isa) {
           .attend = attend,
           .merge_state = merge_state,
           .finish_state = finish_state,
-          .read_bytes = read_bytes};
+          .read_bytes = read_bytes,
+          .multiply_floats = multiply_floats,
+          .multiply_bytes = multiply_bytes};
 }

@@ -267,3 +267,30 @@ std::uint64_t read_bytes(const std::byte* from, std::size_t count) {
   for (int i = 0; i < 16; ++i) mixed = mixed * 31 + static_cast<std::uint32_t>(v[i]);
   return mixed;
 }
+
+constexpr int kProbeSums = static_cast<int>(kProbeOperations / 16);
+
+float multiply_floats(std::size_t rounds) {
+  const Floats x = splat(0.5f);
+  Floats sums[kProbeSums];
+  for (Floats& sum : sums) sum = zero();
+  for (std::size_t round = 0; round < rounds; ++round) {
+    LOCKSTEP_UNROLL
+    for (int i = 0; i < kProbeSums; ++i) sums[i] = fma(x, sums[i], x);
+  }
+  for (int i = 1; i < kProbeSums; ++i) sums[0] = add(sums[0], sums[i]);
+  return sum_lanes(sums[0]);
+}
+
+std::int32_t multiply_bytes(std::size_t rounds) {
+  const Ints change = splat_int(0x01020304), w = splat_int(0x0F010203);
+  Ints x = change, sums[kProbeSums];
+  for (Ints& sum : sums) sum = splat_int(0);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    x = bit_xor(x, change);  // else the products would be done once, before the loop
+    LOCKSTEP_UNROLL
+    for (int i = 0; i < kProbeSums; ++i) sums[i] = unsigned_dot(sums[i], i % 2 == 0 ? w : change, x);
+  }
+  for (int i = 1; i < kProbeSums; ++i) sums[0] = add(sums[0], sums[i]);
+  return sum_of_ints(sums[0]);
+}

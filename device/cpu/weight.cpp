@@ -8,32 +8,9 @@
 
 namespace lockstep::device::cpu {
 
-void check_weight(const WeightSpec& spec) {
-  const auto refuse = [&](const std::string& what) { throw std::invalid_argument("weight '" + spec.name + "': " + what); };
-  if (spec.columns == 0) refuse("it has no columns");
-  spec.stored_row_bytes();
-  if (spec.leaves.empty()) refuse("it has no leaves");
-  std::size_t begin = 0, open = 0;
-  for (const Leaf& leaf : spec.leaves) {
-    if (leaf.end <= begin || leaf.end > spec.columns)
-      refuse("a leaf ends at column " + std::to_string(leaf.end) + ", not in (" + std::to_string(begin) + ", " +
-             std::to_string(spec.columns) + "]");
-    if (leaf.end % info(spec.dtype).cut_size() != 0) refuse("a leaf ends at column " + std::to_string(leaf.end) + ", within a block");
-    begin = leaf.end;
-    if (leaf.merges > open) refuse("the leaf that ends at column " + std::to_string(leaf.end) + " merges more sums than there are");
-    open = open + 1 - leaf.merges;
-    if (open > kMaxOpenSums) refuse("its leaves leave more than " + std::to_string(kMaxOpenSums) + " sums open");
-    if (leaf.ends_root && open != 1)
-      refuse("a root ends at column " + std::to_string(leaf.end) + " with " + std::to_string(open) + " sums");
-    if (leaf.ends_root) open = 0;
-  }
-  if (begin != spec.columns || open != 0)
-    refuse("its leaves do not cover its " + std::to_string(spec.columns) + " columns with whole roots");
-}
-
 std::unique_ptr<CpuWeight> load_cpu_weight(WeightSpec spec, bool q8_offset, const ReadRows& read, ThreadPool& pool,
                                            std::span<Arena> arenas) {
-  check_weight(spec);
+  spec.check(kMaxOpenSums);
   const PackedShape shape{spec.dtype, spec.rows, spec.columns, spec.first_column, pool.size(), q8_offset};
   std::vector<Arena::Piece> pieces(pool.size());
   for (std::size_t thread = 0; thread < pool.size(); ++thread) pieces[thread] = arenas[thread].take(shape.share_bytes(thread));

@@ -29,9 +29,6 @@ class CpuWeight final : public Weight {
   std::vector<Arena::Piece> shares_;  // [threads]
 };
 
-/// @throws std::invalid_argument that names the weight and what is wrong with its leaves or sizes.
-void check_weight(const WeightSpec& spec);
-
 /// Reads and packs a weight, every thread its own share of the panels, 64 rows at a time. @param arenas one a thread
 std::unique_ptr<CpuWeight> load_cpu_weight(WeightSpec spec, bool q8_offset, const ReadRows& read, ThreadPool& pool,
                                            std::span<Arena> arenas);

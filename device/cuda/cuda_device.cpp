@@ -14,6 +14,7 @@
 #include "device/cuda/linear.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/rows.h"
+#include "device/cuda/selection.h"
 #include "device/cuda/step_buffers.h"
 
 namespace lockstep::device::cuda {
@@ -326,6 +327,22 @@ class CudaDeviceOnStream final : public CudaDevice {
     std::memcpy(tops.data(), read_tops_.data(), tops.size_bytes());
   }
 
+  void prepare_selection(std::size_t max_rows, std::span<const SegmentRun> runs) override { selection_.prepare(max_rows, runs); }
+
+  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override {
+    selection_.begin(launch(), rows_of(logits), tops_.as<Top>(), selection, rank, num_ranks, maxima);
+  }
+
+  void finish_selection(const Matrix& logits, const Selection&, std::size_t num_ranks, const float* maxima) override {
+    selection_.finish(launch(), rows_of(logits), num_ranks, maxima);
+  }
+
+  void read_selection(std::span<std::byte> found) override {
+    require(found.size() >= selection_.size_bytes(), "read_selection: no room for what was found");
+    synchronize();
+    selection_.copy(found);
+  }
+
  private:
   static constexpr std::chrono::milliseconds kSpin{2};  // as long as a decode step may take; longer waits leave the core to others
   static constexpr std::chrono::microseconds kNap{50};
@@ -425,6 +442,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   std::map<std::size_t, Graph> graphs_;  // by padded_rows_
   DeviceMemory tops_;
   PinnedMemory read_tops_;
+  CudaSelection selection_;
   DeviceMemory scratch_;  // of attention
   struct StepRotary {
     DeviceMemory cosines, sines;

@@ -125,7 +125,8 @@ OpenedModel open_folder(const fs::path& folder) {
   for (const std::string& text : {config, generation.value_or(""), tokenizer_config.value_or(""), template_file.value_or("")})
     hash.add(text);
   std::error_code ignored;
-  if (fs::exists(folder / "tokenizer.json", ignored)) add_samples(InputFile(folder / "tokenizer.json"), hash);
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "added_tokens.json"})
+    if (fs::exists(folder / name, ignored)) add_samples(InputFile(folder / name), hash);
   add_tensors(*model.weights, hash);
   model.model_hash = hash.hex();
   model.description = describe(model.spec, *model.weights, "safetensors");

@@ -1,33 +1,14 @@
-#include "engine/runtime/coordinator.h"
-
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "engine/runtime/coordinator_state.h"
+
 namespace lockstep::engine {
 
-struct Coordinator::Group {
-  Request request;
-  OnCompletion done;
-  Completion completion;
-  std::size_t num_open = 0;  // choices that are not finished
-};
-
-struct Coordinator::ChoiceState {
-  std::shared_ptr<Group> group;
-  Choice* choice = nullptr;    // in group->completion
-  std::size_t max_tokens = 0;  // the request's, or what the context has room for
-  StopStrings stop_strings;
-  std::optional<text::IncrementalDetokenizer> detokenizer;
-
-  const SamplingParams& params() const { return group->request.sampling; }
-};
-
 namespace {
-
-bool contains(const std::vector<TokenId>& ids, TokenId id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
 
 CoordinatorOptions checked(CoordinatorOptions options) {
   if (options.max_model_len < 2)
@@ -39,7 +20,12 @@ CoordinatorOptions checked(CoordinatorOptions options) {
 void check_request(const Request& request, const Engine::Limits& limits, bool has_text) {
   const std::string name = "request " + std::to_string(request.id) + ": ";
   if (request.prompt.empty()) throw std::invalid_argument(name + "the prompt is empty");
-  if (request.prompt.size() >= limits.max_model_len) {
+  if (request.first_scored != 0 && request.sampling.max_tokens == 0) {
+    if (request.prompt.size() > limits.max_model_len + 1) {  // the last one is only scored
+      throw std::invalid_argument(name + "a prompt of " + std::to_string(request.prompt.size()) + " tokens can not be scored within " +
+                                  std::to_string(limits.max_model_len));
+    }
+  } else if (request.prompt.size() >= limits.max_model_len) {
     throw std::invalid_argument(name + "a prompt of " + std::to_string(request.prompt.size()) +
                                 " tokens leaves no room for an answer within " + std::to_string(limits.max_model_len));
   }
@@ -76,6 +62,7 @@ Engine::Counters Coordinator::counters() const {
 
 void Coordinator::submit(Request request, OnCompletion done) {
   check_request(request, limits_, options_.tokenizer != nullptr);
+  check_beams(request);
   auto group = std::make_shared<Group>();
   group->request = std::move(request);
   group->done = std::move(done);
@@ -83,20 +70,36 @@ void Coordinator::submit(Request request, OnCompletion done) {
   group->completion.id = kept.id;
   group->completion.prompt_tokens = kept.prompt.size();
   group->completion.choices.resize(kept.sampling.n);
-  const std::size_t max_tokens = std::min<std::size_t>(kept.sampling.max_tokens, limits_.max_model_len - kept.prompt.size());
+  std::size_t max_tokens = kept.sampling.max_tokens;
+  if (max_tokens > 0) max_tokens = std::min(max_tokens, limits_.max_model_len - kept.prompt.size());
+  const bool is_scored = kept.first_scored != 0 && kept.first_scored < kept.prompt.size();
+  if (is_scored) group->completion.prompt_logprobs.resize(kept.prompt.size() - kept.first_scored);
   ++num_in_flight_;
+  for (std::uint32_t index = 0; index < kept.sampling.n; ++index) group->completion.choices[index].index = index;
+  if (kept.sampling.beams && max_tokens > 0) return submit_beams(group, max_tokens);
   for (std::uint32_t index = 0; index < kept.sampling.n; ++index) {
     Choice& choice = group->completion.choices[index];
-    choice.index = index;
-    if (max_tokens == 0) continue;  // complete as it is, at the next step
+    ScoredPositions scored;  // by the first choice, for all
+    if (is_scored && index == 0) scored = {kept.first_scored - 1, kept.prompt.size() - 1};
+    if (max_tokens == 0 && scored.end == 0) continue;  // complete as it is, at the next step
     ++group->num_open;
     auto state = std::make_unique<ChoiceState>(ChoiceState{group, &choice, max_tokens, StopStrings(kept.sampling.stop), std::nullopt});
-    if (options_.tokenizer != nullptr) state->detokenizer.emplace(*options_.tokenizer);
-    choices_.emplace(
-        scheduler_.add(kept.prompt, kept.prompt.size() + max_tokens, options_.angles_depend_on_length ? kept.prompt.size() : 0),
-        std::move(state));
+    if (kept.sampling.min_tokens > 0) state->end_ids = end_ids_of(kept.sampling);
+    if (options_.tokenizer != nullptr) state->detokenizer.emplace(*options_.tokenizer, true, kept.prompt);
+    std::vector<TokenId> tokens = kept.prompt;
+    if (max_tokens == 0) tokens.pop_back();  // nothing comes after it
+    const std::size_t most_tokens = tokens.size() + max_tokens;
+    add_sequence(std::move(tokens), most_tokens, scored, std::move(state));
   }
   if (group->num_open == 0) complete_.push_back(std::move(group));
+}
+
+SequenceId Coordinator::add_sequence(std::vector<TokenId> tokens, std::size_t most_tokens, ScoredPositions scored,
+                                     std::unique_ptr<ChoiceState> state) {
+  const std::uint64_t prefix_group = options_.angles_depend_on_length ? state->group->request.prompt.size() : 0;
+  const SequenceId sequence = scheduler_.add(std::move(tokens), most_tokens, prefix_group, scored);
+  choices_.emplace(sequence, std::move(state));
+  return sequence;
 }
 
 bool Coordinator::step() {
@@ -117,7 +120,9 @@ bool Coordinator::step() {
 
 void Coordinator::build_plan() {
   plan_.clear();
+  logit_rows_.clear();
   for (const ScheduledChunk& chunk : chunks_) add_chunk(chunk);
+  counters_.selected_rows += plan_.selections.size();
 }
 
 void Coordinator::add_chunk(const ScheduledChunk& chunk) {
@@ -136,14 +141,62 @@ void Coordinator::add_chunk(const ScheduledChunk& chunk) {
     batch.positions.push_back(static_cast<std::int32_t>(position));
   }
   if (!chunk.is_decode) counters_.prompt_tokens += chunk.num_tokens;
-  if (!chunk.reaches_end) return;
-  batch.logit_rows.push_back(static_cast<std::uint32_t>(batch.num_tokens() - 1));
-  plan_.wanted.push_back(needs_only_top(choices_.at(chunk.sequence)->params()) ? RowWants::kTop : RowWants::kLogits);
+  const ScoredPositions scored = scheduler_.scored(chunk.sequence);
+  const auto row_of = [&](std::size_t position) { return static_cast<std::uint32_t>(batch.num_tokens() - (end - position)); };
+  for (std::size_t position = std::max<std::size_t>(chunk.first_position, scored.begin); position < std::min(end, scored.end); ++position) {
+    add_row(chunk.sequence, row_of(position));
+    logit_rows_.back().scored = position + 1;
+    add_scored_wish(*logit_rows_.back().state, position + 1);
+  }
+  if (!chunk.reaches_end || (scored.begin < end && end <= scored.end)) return;
+  add_row(chunk.sequence, row_of(end - 1));
+  add_wish(*logit_rows_.back().state, tokens.size());
+}
+
+void Coordinator::add_row(SequenceId sequence, std::uint32_t row) {
+  plan_.batch.logit_rows.push_back(row);
+  logit_rows_.push_back({.sequence = sequence, .state = choices_.at(sequence).get(), .selection = plan_.selections.size()});
+}
+
+/// What rank 0 wants of the row that was just added: the log-probability of a prompt token.
+void Coordinator::add_scored_wish(const ChoiceState& state, std::size_t position) {
+  const Request& request = state.group->request;
+  device::SelectionRow row = scored_row(static_cast<std::uint32_t>(std::max(request.sampling.logprobs, 0)));
+  row.row = static_cast<std::uint32_t>(plan_.wanted.size());
+  plan_.selections.push_back(row);
+  plan_.changes.push_back(lifted(static_cast<std::uint32_t>(request.prompt[position])));
+  plan_.wanted.push_back(RowWants::kSelection);
+}
+
+/// What rank 0 wants of the row that was just added: the next token.
+void Coordinator::add_wish(const ChoiceState& state, std::size_t num_tokens) {
+  const SamplingParams& params = state.params();
+  const std::size_t first_change = plan_.changes.size();
+  if (needs_only_top(params)) return plan_.wanted.push_back(RowWants::kTop);
+  if (state.needs_rows || !can_select(params)) return plan_.wanted.push_back(RowWants::kLogits);
+  changes_.collect(params, context_of(state, num_tokens), limits_.vocab_size, plan_.changes);
+  const auto changes = std::span(plan_.changes).subspan(first_change);
+  if (params.greedy() && changes.empty() && params.logprobs < 0) return plan_.wanted.push_back(RowWants::kTop);
+  device::SelectionRow row = selection_row(params, changes, state.num_candidates);
+  row.row = static_cast<std::uint32_t>(plan_.wanted.size());
+  plan_.selections.push_back(row);
+  plan_.wanted.push_back(RowWants::kSelection);
+}
+
+SamplingContext Coordinator::context_of(const ChoiceState& state, std::size_t num_tokens) const {
+  SamplingContext context;
+  context.prompt = state.group->request.prompt;
+  context.generated = state.choice->tokens;
+  context.choice = state.choice->index;
+  context.position = num_tokens;
+  context.end_ids = state.end_ids;
+  return context;
 }
 
 void Coordinator::run_everywhere(StepPlan& plan, StepResult& result) {
   is_over_ = true;  // until the step has succeeded
-  plan.sequence = ++counters_.steps;
+  plan.sequence = ++num_plans_;
+  if (plan.kind == StepKind::kRun) ++counters_.steps;
   send(plan);
   runner_.run(plan, result);
   is_over_ = false;
@@ -163,87 +216,6 @@ void Coordinator::send(const StepPlan& plan) {
   sender_->send(bytes_);
 }
 
-void Coordinator::take_result() {
-  const std::size_t num_rows = plan_.batch.logit_rows.size();
-  if (result_.tops.size() != num_rows || result_.logits.size() != num_rows) {
-    throw std::logic_error("coordinator: the runner gave " + std::to_string(result_.tops.size()) + " tops and " +
-                           std::to_string(result_.logits.size()) + " rows for " + std::to_string(num_rows) + " logit rows");
-  }
-  std::size_t row = 0;
-  for (const ScheduledChunk& chunk : chunks_) {
-    if (!chunk.reaches_end) continue;
-    ChoiceState& state = *choices_.at(chunk.sequence);
-    take_token(chunk.sequence, state, sample_row(row++, state, scheduler_.tokens(chunk.sequence)));
-  }
-}
-
-Sample Coordinator::sample_row(std::size_t row, const ChoiceState& state, const std::vector<TokenId>& tokens) {
-  const device::Top& top = result_.tops[row];
-  Sample sample;
-  if (!top.finite) {
-    sample.error = non_finite_error();
-    return sample;
-  }
-  if (plan_.wanted[row] == RowWants::kTop) {
-    if (top.id < 0 || static_cast<std::size_t>(top.id) >= limits_.vocab_size) {
-      throw std::logic_error("coordinator: the runner gave token " + std::to_string(top.id) + " of a vocabulary of " +
-                             std::to_string(limits_.vocab_size));
-    }
-    sample.token = top.id;
-    return sample;
-  }
-  if (result_.logits[row].size() != limits_.vocab_size) {
-    throw std::logic_error("coordinator: the runner gave a row of " + std::to_string(result_.logits[row].size()) +
-                           " logits for a vocabulary of " + std::to_string(limits_.vocab_size));
-  }
-  SamplingContext context;
-  context.prompt = state.group->request.prompt;
-  context.generated = state.choice->tokens;
-  context.choice = state.choice->index;
-  context.position = tokens.size();
-  return sampler_.sample(result_.logits[row], state.params(), context);
-}
-
-void Coordinator::take_token(SequenceId sequence, ChoiceState& state, Sample&& sample) {
-  Choice& choice = *state.choice;
-  if (!sample.error.empty()) {
-    choice.error = std::move(sample.error);
-    finish(sequence, state, FinishReason::kError);
-    return;
-  }
-  const SamplingParams& params = state.params();
-  choice.tokens.push_back(sample.token);
-  if (params.logprobs >= 0) choice.logprobs.push_back({sample.token, sample.logprob, std::move(sample.top)});
-  ++counters_.generated_tokens;
-  const bool ends = (!params.ignore_eos && contains(options_.eos_ids, sample.token)) || contains(params.stop_token_ids, sample.token);
-  if (ends) {
-    finish(sequence, state, FinishReason::kStop);
-    return;
-  }
-  if (state.detokenizer) choice.text += state.stop_strings.append(state.detokenizer->append(sample.token));
-  if (state.stop_strings.found()) {
-    finish(sequence, state, FinishReason::kStop);
-  } else if (choice.tokens.size() >= state.max_tokens) {
-    finish(sequence, state, FinishReason::kLength);
-  } else {
-    scheduler_.append(sequence, sample.token);
-  }
-}
-
-void Coordinator::finish(SequenceId sequence, ChoiceState& state, FinishReason reason) {
-  Choice& choice = *state.choice;
-  if (state.detokenizer) {
-    choice.text += state.stop_strings.append(state.detokenizer->finish());
-    if (state.stop_strings.found() && reason == FinishReason::kLength) reason = FinishReason::kStop;
-    choice.text += state.stop_strings.finish();
-  }
-  choice.finish_reason = reason;
-  scheduler_.remove(sequence);
-  const std::shared_ptr<Group> group = state.group;
-  choices_.erase(sequence);
-  if (--group->num_open == 0) complete_.push_back(group);
-}
-
 void Coordinator::deliver() {
   // A callback may submit, and even cancel: by now everything is in order, and the list is out of its reach.
   std::vector<std::shared_ptr<Group>> complete = std::exchange(complete_, {});
@@ -257,6 +229,7 @@ void Coordinator::deliver() {
 void Coordinator::cancel_all() {
   scheduler_.remove_all();
   choices_.clear();
+  beam_groups_.clear();
   complete_.clear();
   num_in_flight_ = 0;
 }
@@ -265,7 +238,7 @@ void Coordinator::end(StepKind kind, std::string_view reason) {
   is_over_ = true;
   plan_.clear();
   plan_.kind = kind;
-  plan_.sequence = counters_.steps + 1;
+  plan_.sequence = num_plans_ + 1;
   plan_.reason = reason;
   send(plan_);
 }
