@@ -56,8 +56,10 @@ struct WeightSpec {
   DType dtype = DType::kF32;
   std::size_t rows = 0;
   std::size_t columns = 0;
-  std::vector<Leaf> leaves;      // a column-parallel product has one: {columns, 0, true}
-  std::size_t first_column = 0;  // of `columns` within its super-block, where the type has them: a shard may begin inside of one
+  std::vector<Leaf> leaves;            // a column-parallel product has one: {columns, 0, true}
+  std::size_t first_column = 0;        // of `columns` within its super-block, where the type has them: a shard may begin inside of one
+  std::vector<std::size_t> part_rows;  // its rows are parts (queries, keys, values; gate, up) of which what stands at the same share of
+                                       // each is used together; empty: one part
   std::size_t num_roots() const;
   /// @param most_open_sums  partial sums that the device can keep between two leaves
   /// @throws std::invalid_argument, naming the weight, if there is no column, or the leaves do not cover the columns, cut a block, or leave
@@ -239,6 +241,9 @@ class Device {
   /// of `walk`, for steps that have the same shape; so `walk` must do the same for every step with these StepRows and host code in it must
   /// not matter.
   virtual void run_step(const std::function<void()>& walk) { walk(); }
+  /// Within run_step, before a communicator over host memory reads or writes `matrix`: the ops before it are complete on return. Of no
+  /// interest where the communicator orders itself with the device's ops.
+  virtual void begin_host_access(const Matrix& matrix) { static_cast<void>(matrix); }
 
   // Ops. Those that take no number of rows work on the tokens, or on the logit rows, of the step.
 

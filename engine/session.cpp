@@ -20,7 +20,7 @@ class PlanChannel final : public PlanSender, public PlanReceiver {
  public:
   explicit PlanChannel(comm::Communicator& communicator) : channel_(communicator) {}
   void send(std::span<const std::byte> plan) override { channel_.send(plan); }
-  void receive(std::vector<std::byte>& plan) override { plan = channel_.receive(); }
+  void receive(std::vector<std::byte>& plan) override { channel_.receive(plan); }
 
  private:
   comm::ControlChannel channel_;
@@ -58,16 +58,6 @@ device::DType default_kv_dtype(const parallel::RankGraph& plan, const SessionOpt
   return any_bf16 ? device::DType::kBF16 : device::DType::kF16;
 }
 
-/// How far back the layers see at most; 0: one sees all.
-std::size_t window_of_all_layers(const parallel::RankGraph& graph) {
-  std::size_t window = 0;
-  for (const parallel::Attention& attention : graph.attentions) {
-    if (attention.window == 0) return 0;
-    window = std::max<std::size_t>(window, attention.window);
-  }
-  return window;
-}
-
 parallel::ActivationRule activation_rule(const SessionOptions& options, const device::Device& device) {
   return [wanted = options.activation, &device](device::DType weight) {
     if (!wanted || !device::info(weight).block_quantised()) return device.activation_for(weight);
@@ -77,6 +67,16 @@ parallel::ActivationRule activation_rule(const SessionOptions& options, const de
     }
     return *wanted;
   };
+}
+
+/// How far back the layers see at most; 0: one sees all.
+std::size_t window_of_all_layers(const parallel::RankGraph& graph) {
+  std::size_t window = 0;
+  for (const parallel::Attention& attention : graph.attentions) {
+    if (attention.window == 0) return 0;
+    window = std::max<std::size_t>(window, attention.window);
+  }
+  return window;
 }
 
 }  // namespace
@@ -204,8 +204,9 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
   state_->model = open_model(options.model);
   require_same_model(communicator, state_->model);
   const parallel::Graph graph = graph_of(state_->model, options.dtype);
-  parallel::RankGraph plan = parallel::plan(graph, static_cast<std::size_t>(communicator.rank()),
-                                            static_cast<std::size_t>(communicator.size()), activation_rule(options, device));
+  parallel::RankGraph plan =
+      parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
+                     activation_rule(options, device), options.one_leaf);
   state_->open_text();
   // A budget that is known is checked before gigabytes are read.
   if (options.kv_cache_bytes) state_->size_cache(plan, *options.kv_cache_bytes);

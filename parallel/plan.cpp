@@ -34,8 +34,12 @@ std::vector<std::size_t> scaled(const std::vector<std::size_t>& ends, std::size_
 
 class Planner {
  public:
-  Planner(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for)
-      : graph_(graph), activation_for_(activation_for), leaves_(leaves_of(graph.dims)), shards_(all_shards(graph.dims, num_ranks)) {
+  Planner(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for, bool one_leaf)
+      : graph_(graph),
+        activation_for_(activation_for),
+        one_leaf_(one_leaf),
+        leaves_(leaves_of(graph.dims)),
+        shards_(all_shards(graph.dims, num_ranks)) {
     out_.dims = graph.dims;
     out_.shard = shards_[rank];
     out_.tensors = graph.tensors;
@@ -107,11 +111,11 @@ class Planner {
   }
 
   std::vector<device::Leaf> leaves_of_product(const TensorDecl& tensor, std::size_t local_columns_size) const {
-    if (tensor.shard == ShardKind::kAttentionColumns) {
+    if (tensor.shard == ShardKind::kAttentionColumns && !one_leaf_) {
       return ReductionTree(leaves_.attention_ends.size())
           .leaf_program(shard().attention_leaves, scaled(leaves_.attention_ends, graph_.dims.head_dim));
     }
-    if (tensor.shard == ShardKind::kFeedForwardColumns) {
+    if (tensor.shard == ShardKind::kFeedForwardColumns && !one_leaf_) {
       const std::vector<std::size_t>& ends = leaves_.inner_ends(tensor.inner);
       return ReductionTree(ends.size()).leaf_program(shard().inner_leaves(tensor.inner), ends);
     }
@@ -266,6 +270,14 @@ class Planner {
     return convert.output;
   }
 
+  /// What stands side by side in one product and is used together: queries, keys and values of a head, gate and up of a column.
+  void mark_parts(const Node& node, RankWeight& weight) const {
+    const Width width = graph_.values[node.output].width;
+    if ((width != Width::kQkv && width != Width::kGateUp) || weight.pieces.size() != node.weights.size()) return;
+    weight.spec.part_rows.clear();
+    for (const WeightPiece& piece : weight.pieces) weight.spec.part_rows.push_back(piece.rows.size());
+  }
+
   void add_linear(const Node& node, const std::string& name) {
     const TensorDecl& first_tensor = graph_.tensors[node.weights.front()];
     std::size_t out_column = 0;
@@ -277,6 +289,7 @@ class Planner {
       linear.input = input;
       linear.output = output;
       linear.weight = add_weight(run);
+      mark_parts(node, out_.weights[linear.weight]);
       linear.out_column = out_column;
       if (!node.biases.empty()) {
         const auto first = node.biases.begin() + static_cast<std::ptrdiff_t>(next_bias);
@@ -497,6 +510,7 @@ class Planner {
 
   const Graph& graph_;
   const ActivationRule& activation_for_;
+  const bool one_leaf_;
   const Leaves leaves_;
   const std::vector<Shard> shards_;
   RankGraph out_;
@@ -555,9 +569,10 @@ std::string weight_text(const RankGraph& graph, const RankWeight& weight) {
 
 }  // namespace
 
-RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for) {
+RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for, bool one_leaf) {
   check_num_ranks(graph.dims, num_ranks);
-  return Planner(graph, rank, num_ranks, activation_for).run();
+  if (one_leaf && num_ranks != 1) throw std::invalid_argument("plan: products of one leaf are for one rank");
+  return Planner(graph, rank, num_ranks, activation_for, one_leaf).run();
 }
 
 std::string print(const RankGraph& graph, bool all_layers) {

@@ -117,7 +117,8 @@ using ActivationRule = std::function<device::Activation(device::DType)>;
 
 /// Cuts `graph` for one rank. Each activation is planned in the representation that its consumers' weights ask for.
 /// @throws std::invalid_argument as shard_of does, or where the graph is not consistent.
-RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for);
+/// `one_leaf`: every product is one chain. Other answers, for one rank only: it shows what leaves and trees cost.
+RankGraph plan(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for, bool one_leaf = false);
 
 /// The plan as text, one line a node of the first layer and what surrounds the layers: what `lockstep inspect` shows and the tests compare.
 std::string print(const RankGraph& graph, bool all_layers = false);

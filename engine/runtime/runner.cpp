@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 
@@ -140,7 +141,7 @@ void Runner::run(const StepPlan& plan, StepResult& result) {
   if (tap_) {
     walk();  // what a tap sees must be computed now, not replayed
   } else {
-    device_.run_step(walk);
+    device_.run_step(std::ref(walk));  // a reference: nothing is allocated
   }
   if (!plan.batch.logit_rows.empty()) deliver(plan, result);
 }
@@ -183,6 +184,7 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
     case RankOp::kExperts: sum_experts(node, step.rows); return;
     case RankOp::kGateRows: device_.gate_rows(output(), step.rows, input()); return;
     case RankOp::kAllReduce:
+      device_.begin_host_access(input());
       communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(input().data), step.rows * input().columns);
       return;
     case RankOp::kAdd: device_.add(output(), input(), step.rows, vector_of(node.vector)); return;
@@ -221,6 +223,7 @@ void Runner::embed(const RankNode& node) {
 void Runner::add_norm(const RankNode& node, std::size_t rows) {
   const comm::ResidualNorm then{values_[node.residual], vector_of(node.vector), norm_of(node), values_[node.output]};
   const Matrix& delta = values_[node.input];
+  if (node.tree != kNone) device_.begin_host_access(delta);
   if (node.tree != kNone && !tap_) return communicator_.all_reduce_add_norm(device_, graph_.trees[node.tree], delta, rows, then);
   // A tap wants to see the sum, which need not stand anywhere after the fused call.
   if (node.tree != kNone) communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(delta.data), rows * delta.columns);

@@ -175,6 +175,16 @@ void check_contents(const StepPlan& plan) {
 
 }  // namespace
 
+void StepPlan::reserve(std::size_t tokens, std::size_t num_sequences) {
+  constexpr std::size_t kBlocks = 8192;
+  batch.token_ids.reserve(tokens);
+  batch.positions.reserve(tokens);
+  batch.sequences.reserve(num_sequences);
+  batch.block_tables.reserve(kBlocks);
+  batch.logit_rows.reserve(num_sequences);
+  wanted.reserve(num_sequences);
+}
+
 void StepPlan::clear() {
   kind = StepKind::kRun;
   batch.token_ids.clear();
