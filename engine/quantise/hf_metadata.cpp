@@ -13,12 +13,17 @@ namespace {
 
 /// As convert scripts name the architectures in GGUF files.
 std::string gguf_architecture(const ModelSpec& spec) {
-  if (spec.rope.scaling != RopeScaling::kNone) {
-    throw std::runtime_error(spec.source + ": a Hugging Face folder with scaled rotary angles cannot be turned into GGUF yet");
+  const Family& family = family_of(spec.architecture);
+  const bool has_names = !family.gguf.empty() && family.keys.norm == device::Norm::Kind::kRms;
+  if (has_names && spec.rope.scaling == RopeScaling::kNone && spec.windows.empty()) return std::string(family.gguf);
+  std::string supported;
+  for (const Family* other : all_families()) {
+    if (!other->gguf.empty() && other->keys.norm == device::Norm::Kind::kRms)
+      supported += (supported.empty() ? "" : ", ") + std::string(other->gguf);
   }
-  if (spec.architecture == "llama") return "llama";
-  throw std::runtime_error(spec.source + ": a Hugging Face folder of architecture '" + spec.architecture +
-                           "' cannot be turned into GGUF; supported: llama (a GGUF file of it can be quantised)");
+  const std::string what = has_names ? " with rotary scaling or sliding windows" : "";
+  throw std::runtime_error(spec.source + ": a Hugging Face folder of architecture '" + spec.architecture + "'" + what +
+                           " cannot be turned into GGUF; supported: " + supported + " (a GGUF file of it can be quantised)");
 }
 
 void set_sizes(const ModelSpec& spec, const std::string& architecture, GgufMetadataBuilder& metadata) {
@@ -63,7 +68,7 @@ void set_vocabulary(text::GgufVocabulary vocabulary, GgufMetadataBuilder& metada
   metadata.set_flag("tokenizer.ggml.add_bos_token", vocabulary.add_bos == 1);
   metadata.set_flag("tokenizer.ggml.add_eos_token", vocabulary.add_eos == 1);
   metadata.set_texts("tokenizer.ggml.tokens", std::move(vocabulary.tokens));
-  if (vocabulary.model != "llama") return metadata.set_texts("tokenizer.ggml.merges", std::move(vocabulary.merges));
+  if (vocabulary.scores.empty()) return metadata.set_texts("tokenizer.ggml.merges", std::move(vocabulary.merges));
   metadata.set_float32s("tokenizer.ggml.scores", vocabulary.scores);
   metadata.set_flag("tokenizer.ggml.add_space_prefix", vocabulary.add_space_prefix == 1);
 }
@@ -96,15 +101,15 @@ GgufMetadataBuilder metadata_from_folder(const OpenedModel& model) {
 std::vector<SourceTensor> tensors_from_folder(const OpenedModel& model) {
   const ModelSpec& spec = model.spec;
   const Family& family = family_of(spec.architecture);
+  const parallel::Graph graph = family.build(spec);
   ModelSpec in_gguf = spec;
   in_gguf.naming = NamingScheme::kGguf;
-  const parallel::Graph graph = family.build(spec);
   std::vector<SourceTensor> tensors;
   for (const parallel::TensorDecl& decl : graph.tensors) {
     const std::array<std::size_t, 2> shape{decl.rows, decl.columns};
     const auto wanted = std::span(shape).subspan(decl.is_vector() ? 1 : 0);
     const StoredTensor& stored = model.weights->require(stored_name(family, spec, decl.name), wanted);
-    const bool moves = decl.rotary_rows && !spec.rotary_pairs_interleaved && spec.rope.rotary_dim > 0;
+    const bool moves = family.gguf_pairs_interleaved && decl.rotary_rows && spec.rope.rotary_dim > 0;
     tensors.push_back({&stored, stored_name(family, in_gguf, decl.name), moves ? spec.head_dim : 0});
   }
   return tensors;
