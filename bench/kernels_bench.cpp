@@ -114,23 +114,32 @@ void attention(benchmark::State& state, DType dtype, Isa isa, std::size_t thread
   if (tokens == 1) {
     state.counters["GB/s"] =
         benchmark::Counter(1e-9 * runs * static_cast<double>(length * 6 * 64 * info(dtype).block_bytes), benchmark::Counter::kIsRate);
+    state.counters["probe_GB/s"] = 1e-9 * measure_read_bandwidth(threads, std::size_t{200} << 20, 0.3);
   }
   state.counters["GFLOP/s"] = benchmark::Counter(1e-9 * runs * pairs * 9 * 64 * 4, benchmark::Counter::kIsRate);
 }
 
-/// What a step costs beside its products: one token, an op on the calling thread, and an empty fork and join.
-void row_ops(benchmark::State& state, Isa isa) {
+/// What a step costs beside its products: rows of the example model's width, more than a cache holds where there are several. GB/s: rows
+/// in and out, the int8 ones with their scales and sums.
+void row_ops(benchmark::State& state, Isa isa, std::size_t rows) {
   const auto device = make_cpu_device({1, isa});
-  const Owned x = make_matrix(*device, Activation::kFloat32, 1, 576), blocks = make_matrix(*device, Activation::kInt8Blocks, 1, 576);
+  const Owned x = make_matrix(*device, Activation::kFloat32, rows, 576), blocks = make_matrix(*device, Activation::kInt8Blocks, rows, 576);
   const std::vector<float> weight(576, 1.0f);
-  for (std::size_t i = 0; i < 576; ++i) static_cast<float*>(x.matrix.data)[i] = std::sin(static_cast<float>(i));
-  for (auto _ : state) device->norm(x.matrix, 1, Norm::rms(weight.data(), 1e-5f), blocks.matrix);
+  for (std::size_t i = 0; i < rows * 576; ++i) static_cast<float*>(x.matrix.data)[i] = std::sin(static_cast<float>(i));
+  for (auto _ : state) device->norm(x.matrix, rows, Norm::rms(weight.data(), 1e-5f), blocks.matrix);
+  const double bytes = static_cast<double>(rows * (576 * 4 + 576 / 32 * (32 + 12)));
+  state.counters["GB/s"] = benchmark::Counter(1e-9 * static_cast<double>(state.iterations()) * bytes, benchmark::Counter::kIsRate);
+  if (rows > 1) state.counters["probe_GB/s"] = 1e-9 * measure_read_bandwidth(1, std::size_t{200} << 20, 0.3);
 }
 
-void swiglu_op(benchmark::State& state, Isa isa) {
+void swiglu_op(benchmark::State& state, Isa isa, std::size_t rows) {
   const auto device = make_cpu_device({1, isa});
-  const Owned x = make_matrix(*device, Activation::kFloat32, 1, 3072), blocks = make_matrix(*device, Activation::kInt8Blocks, 1, 1536);
-  for (auto _ : state) device->gated(Nonlinearity::kSilu, x.matrix, 1, blocks.matrix);
+  const Owned x = make_matrix(*device, Activation::kFloat32, rows, 3072),
+              blocks = make_matrix(*device, Activation::kInt8Blocks, rows, 1536);
+  for (auto _ : state) device->gated(Nonlinearity::kSilu, x.matrix, rows, blocks.matrix);
+  const double bytes = static_cast<double>(rows * (3072 * 4 + 1536 / 32 * (32 + 12)));
+  state.counters["GB/s"] = benchmark::Counter(1e-9 * static_cast<double>(state.iterations()) * bytes, benchmark::Counter::kIsRate);
+  if (rows > 1) state.counters["probe_GB/s"] = 1e-9 * measure_read_bandwidth(1, std::size_t{200} << 20, 0.3);
 }
 
 /// One thread is measured by its processor time, which a busy machine falsifies less; more of them by the clock on the wall.
@@ -172,8 +181,11 @@ benchmark::internal::Benchmark* timed(benchmark::internal::Benchmark* run, std::
         add("attention_prefill_512", 1, 0, 512);
       }
     }
-    benchmark::RegisterBenchmark(("rms_norm_to_int8_576/" + name).c_str(), row_ops, isa);
-    benchmark::RegisterBenchmark(("swiglu_to_int8_1536/" + name).c_str(), swiglu_op, isa);
+    for (const std::size_t rows : {1, 8192}) {
+      const std::string suffix = "_of_" + std::to_string(rows) + "/" + name;
+      benchmark::RegisterBenchmark(("rms_norm_to_int8_576" + suffix).c_str(), row_ops, isa, rows);
+      benchmark::RegisterBenchmark(("swiglu_to_int8_1536" + suffix).c_str(), swiglu_op, isa, rows);
+    }
   }
   return 0;
 }();

@@ -35,6 +35,12 @@ void ControlChannel::send(std::span<const std::byte> message) {
 }
 
 std::vector<std::byte> ControlChannel::receive() {
+  std::vector<std::byte> message;
+  receive(message);
+  return message;
+}
+
+void ControlChannel::receive(std::vector<std::byte>& message) {
   if (communicator_.rank() == 0) fail("rank 0 receives; it is the one that sends");
   Frame frame{.magic = 0, .start = {}};
   communicator_.broadcast(std::as_writable_bytes(std::span(&frame, 1)), 0);
@@ -43,11 +49,10 @@ std::vector<std::byte> ControlChannel::receive() {
          std::to_string(frame.sequence) + " with " + std::to_string(frame.bytes) + " bytes");
   }
   sequence_ = frame.sequence;
-  std::vector<std::byte> message(frame.bytes);
+  message.resize(frame.bytes);
   const std::size_t first = std::min(message.size(), inline_bytes);
   if (first != 0) std::memcpy(message.data(), frame.start.data(), first);
   if (message.size() > first) communicator_.broadcast(std::span(message).subspan(first), 0);
-  return message;
 }
 
 void ControlChannel::fail(const std::string& reason) {

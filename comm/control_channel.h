@@ -20,7 +20,8 @@ class ControlChannel {
   explicit ControlChannel(Communicator& communicator) : communicator_(communicator) {}
 
   void send(std::span<const std::byte> message);  // on rank 0
-  std::vector<std::byte> receive();               // on the others
+  void receive(std::vector<std::byte>& message);  // on the others: overwrites `message`, keeping its capacity
+  std::vector<std::byte> receive();
 
  private:
   [[noreturn]] void fail(const std::string& reason);

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "comm/call_record.h"
-#include "comm/futex.h"
 #include "comm/slices.h"
 #include "comm/tree_sum.h"
+#include "device/futex.h"
 
 namespace lockstep::comm {
 namespace {
@@ -345,7 +345,7 @@ void MpiCommunicator::wait_for_all(std::vector<MPI_Request>& requests) {
     if (turn % 16 == 0) poll();
     if (has_failed()) fail({});
     if (turn < 200) {
-      spin_pause();
+      device::spin_pause();
       continue;
     }
     const auto waited = Clock::now() - start;

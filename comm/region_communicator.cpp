@@ -4,8 +4,8 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/futex.h"
 #include "comm/slices.h"
+#include "device/futex.h"
 
 namespace lockstep::comm {
 namespace {
@@ -52,7 +52,7 @@ RegionCommunicator::RegionCommunicator(std::shared_ptr<SharedRegion> region, int
 
 RegionCommunicator::~RegionCommunicator() {
   region_->status(rank_).left.store(1, std::memory_order_seq_cst);
-  futex_wake_all(region_->arrival(rank_).epoch);
+  device::futex_wake_all(region_->arrival(rank_).epoch);
 }
 
 void RegionCommunicator::barrier() {
@@ -189,7 +189,7 @@ void RegionCommunicator::close_round() {
   Arrival& mine = region_->arrival(rank_);
   mine.records[epoch_ & 1] = record_;
   mine.epoch.store(epoch_, std::memory_order_seq_cst);
-  if (mine.waiters.load(std::memory_order_seq_cst) != 0) futex_wake_all(mine.epoch);
+  if (mine.waiters.load(std::memory_order_seq_cst) != 0) device::futex_wake_all(mine.epoch);
   for (int peer = 0; peer < size_; ++peer) {
     if (!arrived(peer)) wait_for(peer);
   }
@@ -202,7 +202,7 @@ void RegionCommunicator::close_round() {
 
 void RegionCommunicator::wait_for(int peer) {
   for (int spin = 0; spin < spins; ++spin) {
-    spin_pause();
+    device::spin_pause();
     if (arrived(peer)) return;
   }
   Arrival& arrival = region_->arrival(peer);
@@ -213,7 +213,7 @@ void RegionCommunicator::wait_for(int peer) {
     const std::uint32_t seen = arrival.epoch.load(std::memory_order_seq_cst);
     const bool sleeps = static_cast<std::int32_t>(seen - epoch_) < 0 && !region_->aborted() &&
                         region_->status(peer).left.load(std::memory_order_seq_cst) == 0;
-    if (sleeps) futex_wait(arrival.epoch, seen, std::min<Clock::duration>(longest_sleep, deadline_));
+    if (sleeps) device::futex_wait(arrival.epoch, seen, std::min<Clock::duration>(longest_sleep, deadline_));
     arrival.waiters.fetch_sub(1, std::memory_order_seq_cst);
     if (arrived(peer)) return;
     if (region_->aborted()) fail({});

@@ -5,7 +5,7 @@
 #include <new>
 #include <thread>
 
-#include "comm/futex.h"
+#include "device/futex.h"
 
 namespace lockstep::comm {
 namespace {
@@ -53,7 +53,7 @@ void SharedRegion::abort(std::string_view reason) noexcept {
     std::memcpy(notice.text.data(), reason.data(), notice.length);
     notice.state.store(2, std::memory_order_release);
   }
-  for (int rank = 0; rank < size(); ++rank) futex_wake_all(arrival(rank).epoch);
+  for (int rank = 0; rank < size(); ++rank) device::futex_wake_all(arrival(rank).epoch);
 }
 
 std::string SharedRegion::abort_reason() {

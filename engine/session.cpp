@@ -20,7 +20,7 @@ class PlanChannel final : public PlanSender, public PlanReceiver {
  public:
   explicit PlanChannel(comm::Communicator& communicator) : channel_(communicator) {}
   void send(std::span<const std::byte> plan) override { channel_.send(plan); }
-  void receive(std::vector<std::byte>& plan) override { plan = channel_.receive(); }
+  void receive(std::vector<std::byte>& plan) override { channel_.receive(plan); }
 
  private:
   comm::ControlChannel channel_;
@@ -67,6 +67,16 @@ parallel::ActivationRule activation_rule(const SessionOptions& options, const de
     }
     return *wanted;
   };
+}
+
+/// How far back the layers see at most; 0: one sees all.
+std::size_t window_of_all_layers(const parallel::RankGraph& graph) {
+  std::size_t window = 0;
+  for (const parallel::Attention& attention : graph.attentions) {
+    if (attention.window == 0) return 0;
+    window = std::max<std::size_t>(window, attention.window);
+  }
+  return window;
 }
 
 }  // namespace
@@ -160,20 +170,24 @@ std::uint64_t Session::State::free_memory_budget(const parallel::RankGraph& plan
 
 void Session::State::make_engine(parallel::RankGraph plan, LoadedShard shard) {
   weight_bytes = shard.size_bytes();
-  runner = std::make_unique<Runner>(std::move(plan), std::move(shard), model.spec.rope, runner_options(), device, communicator);
+  runner = std::make_unique<Runner>(std::move(plan), std::move(shard), runner_options(), device, communicator);
   if (!is_root()) return;
-  CoordinatorOptions coordinator_options{.scheduler = {.max_num_seqs = options.max_num_seqs,
-                                                       .max_num_batched_tokens = options.max_num_batched_tokens,
-                                                       .prefill_chunk = options.prefill_chunk,
-                                                       .num_blocks = kv.num_blocks,
-                                                       .block_size = kv.block_size,
-                                                       .max_logit_rows = runner->max_logit_rows(),
-                                                       .prefix_caching = options.prefix_caching,
-                                                       .preempt_every = options.preempt_every},
-                                         .max_model_len = max_model_len,
-                                         .vocab_size = model.spec.vocab_size,
-                                         .eos_ids = eos_ids,
-                                         .tokenizer = tokenizer.get()};
+  const auto& rotaries = runner->graph().rotaries;
+  CoordinatorOptions coordinator_options{
+      .scheduler = {.max_num_seqs = options.max_num_seqs,
+                    .max_num_batched_tokens = options.max_num_batched_tokens,
+                    .prefill_chunk = options.prefill_chunk,
+                    .num_blocks = kv.num_blocks,
+                    .block_size = kv.block_size,
+                    .window = window_of_all_layers(runner->graph()),
+                    .prefix_caching = options.prefix_caching,
+                    .preempt_every = options.preempt_every},
+      .max_model_len = max_model_len,
+      .vocab_size = model.spec.vocab_size,
+      .eos_ids = eos_ids,
+      .angles_depend_on_length =
+          std::any_of(rotaries.begin(), rotaries.end(), [](const parallel::Rotary& each) { return each.depends_on_length(); }),
+      .tokenizer = tokenizer.get()};
   coordinator = std::make_unique<Coordinator>(std::move(coordinator_options), *runner, communicator.size() > 1 ? &channel : nullptr);
 }
 
@@ -191,7 +205,7 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
   const parallel::Graph graph = graph_of(state_->model, options.dtype);
   parallel::RankGraph plan =
       parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
-                     activation_rule(options, device));
+                     activation_rule(options, device), options.one_leaf);
   state_->open_text();
   // A budget that is known is checked before gigabytes are read.
   if (options.kv_cache_bytes) state_->size_cache(plan, *options.kv_cache_bytes);
@@ -258,7 +272,8 @@ void Session::forward(std::span<const std::int32_t> prompt, const OnLogits& on_l
     plan.batch.sequences = {{.first_token = 0,
                              .num_tokens = static_cast<std::uint32_t>(count),
                              .first_position = static_cast<std::uint32_t>(first),
-                             .block_table = 0}};
+                             .block_table = 0,
+                             .prompt_length = static_cast<std::uint32_t>(prompt.size())}};
     plan.batch.block_tables.resize((first + count + state.kv.block_size - 1) / state.kv.block_size);
     std::iota(plan.batch.block_tables.begin(), plan.batch.block_tables.end(), 0u);
     plan.batch.logit_rows.resize(count);

@@ -36,6 +36,7 @@ struct SessionOptions {
   std::size_t prefill_chunk = 0;  // tokens of one sequence's prefill in a step; 0: what the step has room for
   bool prefix_caching = true;     // requests that begin with the same tokens share the KV blocks of those
   std::size_t preempt_every = 0;  // test aid
+  bool one_leaf = false;          // for measurements: see parallel::plan
 };
 
 /// A model that is ready to answer on one rank of a group: opened, cut, loaded, with its KV cache. Rank 0 drives engine(); the others

@@ -8,6 +8,7 @@
 
 #include "device/cpu/cpu_device.h"
 #include "device/cpu/probe.h"
+#include "launcher/bench_requests.h"
 #include "launcher/session_options.h"
 #include "launcher/subcommands.h"
 #include "parallel/plan.h"
@@ -16,13 +17,6 @@ namespace lockstep::launcher {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 /// Bytes of weights, as stored, that a rank reads for each token: every matrix but the embedding, of which a token needs one row.
 std::size_t streamed_bytes(const parallel::RankGraph& graph) {
@@ -40,14 +34,14 @@ std::size_t streamed_bytes(const parallel::RankGraph& graph) {
 
 class Bench {
  public:
-  explicit Bench(const Job& job) : job_(job), engine_(job.session.engine()) {}
+  explicit Bench(const Job& job) : job_(job), requests_(job) {}
 
   /// Tokens a second of prompts that are computed alone.
   double prefill() {
     return measure([&] {
-      submit(input_len(), 1);
+      requests_.submit({input_len(), 1});
       const auto start = Clock::now();
-      run();
+      requests_.run();
       return static_cast<double>(input_len()) / seconds_since(start);
     });
   }
@@ -55,11 +49,10 @@ class Bench {
   /// Tokens a second of one sequence, its prompt left out.
   double decode() {
     return measure([&] {
-      submit(kDecodePrompt, output_len() + 1);
-      while (engine_.counters().generated_tokens == generated_) engine_.step();
-      generated_ = engine_.counters().generated_tokens;
+      requests_.submit({kDecodePrompt, output_len() + 1});
+      const std::uint64_t before = requests_.run_to_first_tokens(1);
       const auto start = Clock::now();
-      const std::uint64_t tokens = run();
+      const std::uint64_t tokens = requests_.run() - before;
       return static_cast<double>(tokens) / seconds_since(start);
     });
   }
@@ -67,16 +60,16 @@ class Bench {
   /// Generated tokens a second of many sequences, prompts included.
   double batch() {
     return measure([&] {
-      for (std::int64_t i = 0; i < job_.config.num_prompts; ++i) submit(input_len(), output_len());
+      for (std::int64_t i = 0; i < job_.config.num_prompts; ++i) requests_.submit({input_len(), output_len()});
       const auto start = Clock::now();
-      const std::uint64_t tokens = run();
+      const std::uint64_t tokens = requests_.run();
       return static_cast<double>(tokens) / seconds_since(start);
     });
   }
 
   /// Positions in the cache that a token of decode() reads, on average.
   std::size_t decode_context() const { return kDecodePrompt + output_len() / 2; }
-  bool stopped() const { return job_.control.stop_requested(); }
+  bool stopped() const { return requests_.stopped(); }
 
  private:
   static constexpr std::size_t kDecodePrompt = 16;
@@ -92,35 +85,11 @@ class Bench {
       if (i >= job_.config.warmup) results.push_back(result);
       if (stopped()) break;
     }
-    return results.empty() ? 0.0 : median(std::move(results));
-  }
-
-  /// Prompts differ from each other, and are the same in each run.
-  void submit(std::size_t prompt_len, std::size_t max_tokens) {
-    engine::Request request;
-    request.id = ++last_id_;
-    const auto vocab_size = static_cast<std::uint64_t>(job_.session.spec().vocab_size);
-    for (std::size_t i = 0; i < prompt_len; ++i)
-      request.prompt.push_back(static_cast<engine::TokenId>((i * 7919 + last_id_ * 104729) % vocab_size));
-    request.sampling.temperature = 0.0f;
-    request.sampling.ignore_eos = true;
-    request.sampling.max_tokens = static_cast<std::uint32_t>(max_tokens);
-    engine_.submit(std::move(request), [](engine::Completion&&) {});
-    generated_ = engine_.counters().generated_tokens;
-  }
-
-  /// To the end; returns the tokens that were generated.
-  std::uint64_t run() {
-    while (engine_.step()) {
-      if (stopped()) engine_.cancel_all();
-    }
-    return engine_.counters().generated_tokens - generated_;
+    return quantile(std::move(results), 0.5);
   }
 
   const Job& job_;
-  engine::Engine& engine_;
-  std::uint64_t generated_ = 0;
-  engine::RequestId last_id_ = 0;
+  BenchRequests requests_;
 };
 
 /// What the ranks have to do, all of them together.
@@ -159,12 +128,16 @@ Work work_of_all(const parallel::Graph& graph, const engine::ModelSpec& spec, st
   return work;
 }
 
+constexpr std::size_t kProbeBytes = std::size_t{256} << 20;
+constexpr double kProbeSeconds = 0.5;
+
 struct Results {
   double decode = 0.0, prefill = 0.0, batch = 0.0;  // tokens a second
   double bandwidth = 0.0;                           // of the machine, bytes a second
   double token_bytes = 0.0;                         // what a decode step of one sequence reads
   double peak_flops = 0.0;                          // of GPUs; 0: unknown
   double prompt_flops = 0.0;                        // a second, in prefill
+  std::size_t resident = 0;                         // bytes of this rank, at the end
   double share_of_roofline() const { return decode * token_bytes / bandwidth; }
   double share_of_peak() const { return prompt_flops / peak_flops; }
 };
@@ -188,7 +161,10 @@ void print_json(const Job& job, const Results& results, const Work& work) {
                                  {"bytes_per_token", results.token_bytes},
                                  {"memory_bandwidth", results.bandwidth},
                                  {"share_of_roofline", results.share_of_roofline()},
-                                 {"plan_bound", work.bound}};
+                                 {"plan_bound", work.bound},
+                                 {"weight_bytes", job.session.weight_bytes()},
+                                 {"kv_bytes", job.session.kv_bytes()},
+                                 {"resident_bytes", results.resident}};
   if (results.peak_flops > 0.0) {
     json["prefill_flops"] = results.prompt_flops;
     json["peak_flops"] = results.peak_flops;
@@ -215,12 +191,17 @@ void print_text(const Job& job, const Results& results, const Work& work) {
                       results.prompt_flops * 1e-12, results.peak_flops * 1e-12, 100.0 * results.share_of_peak()));
   }
   print(fmt::format("even share / largest share of the plan: {:.3f}\n", work.bound));
+  print(fmt::format("rank 0 has {:.1f} MB in memory; its weights are {:.1f} MB, its KV cache up to {:.1f} MB\n",
+                    1e-6 * static_cast<double>(results.resident), 1e-6 * static_cast<double>(job.session.weight_bytes()),
+                    1e-6 * static_cast<double>(job.session.kv_bytes())));
 }
 
 }  // namespace
 
 int run_bench(const Job& job) {
   const RunConfig& config = job.config;
+  if (config.bench == BenchKind::kLatency) return run_latency_bench(job);
+  if (config.bench == BenchKind::kThroughput) return run_throughput_bench(job);
   const std::size_t needed = static_cast<std::size_t>(config.input_len + config.output_len);
   if (needed > job.session.engine().limits().max_model_len) {
     throw engine::UsageError(fmt::format("--input-len and --output-len are {} tokens together; the model and its cache take {}", needed,
@@ -231,7 +212,8 @@ int run_bench(const Job& job) {
   const Work work = work_of_all(graph, job.session.spec(), num_ranks, static_cast<std::size_t>(config.input_len));
   Bench bench(job);
   const auto measure_bandwidth = [&] {
-    return job.measure_bandwidth ? job.measure_bandwidth() : device::measure_read_bandwidth(job.num_threads * num_ranks);
+    return job.measure_bandwidth ? job.measure_bandwidth()
+                                 : device::measure_read_bandwidth(job.num_threads * num_ranks, kProbeBytes, kProbeSeconds, job.processors);
   };
   Results results;
   results.token_bytes = static_cast<double>(work.streamed + job.session.kv_token_bytes() * bench.decode_context());
@@ -243,6 +225,7 @@ int run_bench(const Job& job) {
   results.prompt_flops = work.prompt_flops * results.prefill / static_cast<double>(config.input_len);
   if (job.measure_peak_flops) results.peak_flops = job.measure_peak_flops();
   results.batch = bench.batch();
+  results.resident = resident_bytes();
   if (bench.stopped()) return 128 + job.control.stop_signal();
   if (config.json) {
     print_json(job, results, work);

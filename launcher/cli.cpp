@@ -21,7 +21,9 @@ std::string describe(Subcommand subcommand) {
     case Subcommand::kGenerate: return "continue one prompt";
     case Subcommand::kInspect: return "show a model and how ranks would share it";
     case Subcommand::kScore: return "perplexity of a text, log-likelihoods of continuations";
-    case Subcommand::kBench: return "measure prefill, decode and batch speed; bench comm: the sums between ranks";
+    case Subcommand::kBench:
+      return "measure prefill, decode and batch speed; bench latency, bench throughput: requests end to end; bench comm: the sums between "
+             "ranks";
     case Subcommand::kQuantize: return "turn a model into a GGUF file: lockstep quantize IN OUT --type TYPE";
   }
   return {};
@@ -179,9 +181,13 @@ CommandLine parse_command_line(std::span<const std::string> arguments, const Env
     throw UsageError(fmt::format("one subcommand at a time, not {} and {}", chosen[0]->get_name(), chosen[1]->get_name()));
   const auto& [subcommand, registered] = subcommands.at(chosen.front());
   auto extras = app.remaining(true);
-  if (subcommand == Subcommand::kBench && !extras.empty() && extras.front() == "comm") {
-    result.config.bench_comm = true;
+  constexpr std::pair<std::string_view, BenchKind> kKinds[] = {
+      {"comm", BenchKind::kComm}, {"latency", BenchKind::kLatency}, {"throughput", BenchKind::kThroughput}};
+  for (const auto& [name, kind] : kKinds) {
+    if (subcommand != Subcommand::kBench || extras.empty() || extras.front() != name) continue;
+    result.config.bench = kind;
     extras.erase(extras.begin());
+    break;
   }
   if (subcommand == Subcommand::kQuantize) {
     for (std::string RunConfig::*field : {&RunConfig::model, &RunConfig::quantize_output}) {

@@ -169,8 +169,11 @@ void add_common_options(OptionTable& table) {
   table.add("enforce-eager", toggle(&C::enforce_eager), "", "launch every kernel of a decode step instead of a recorded graph");
   table.add("allow-shared-gpu", toggle(&C::allow_shared_gpu), "", "let several ranks use one GPU");
   table.add("comm-tuning", text(&C::comm_tuning), "FILE", "which GPU transport for which size: `lockstep bench comm` writes it");
-  table.add("threads", integer(&C::threads, 0, 4096), "N", "threads of a rank (0: the cores that it may use, shared by the ranks there)");
+  table.add("threads", integer(&C::threads, 0, 4096), "N",
+            "threads of a rank (0: one for each core that it may use, the cores shared out over the ranks there)");
   table.options.back().used_by.push_back(Subcommand::kQuantize);
+  table.add("bind", choice(&C::bind, {"auto", "none"}), "KIND",
+            "auto: threads keep to the cores of their rank, each to its own where they fill them; none: anywhere");
   table.add("collective-timeout", real(&C::collective_timeout, 0.1, 1e6), "SECONDS", "how late a rank may be before the job fails");
   table.add("log-level", choice(&C::log_level, {"debug", "info", "warning", "error"}), "LEVEL", "least important message that is shown");
 }
@@ -229,11 +232,17 @@ void add_other_options(OptionTable& table) {
   table.section("Bench", {Subcommand::kBench});
   table.add("input-len", integer(&C::input_len, 1, kMaxInt32), "N", "prompt tokens of a request");
   table.add("output-len", integer(&C::output_len, 1, kMaxInt32), "N", "generated tokens of a request");
-  table.add("num-prompts", integer(&C::num_prompts, 1, 1 << 24), "N", "requests of the batch measurement");
+  table.add("num-prompts", integer(&C::num_prompts, 1, 1 << 24), "N", "requests of the batch measurement, and of bench throughput");
+  table.add("range-ratio", real(&C::range_ratio, 0.0, 1.0), "X",
+            "bench throughput: lengths from (1 - X) to (1 + X) times the given ones, drawn with a fixed seed");
+  table.add("batch-size", integer(&C::batch_size, 1, 1 << 20), "N", "bench latency: sequences together");
   table.add("warmup", integer(&C::warmup, 0, 1000), "N", "runs that are not counted");
   table.add("iterations", integer(&C::iterations, 1, 1000), "N", "runs that are counted");
   table.section("Output", {Subcommand::kBench, Subcommand::kScore});
   table.add("json", toggle(&C::json), "", "print one JSON object");
+  table.section("", {Subcommand::kBench});
+  table.add("debug-one-leaf", toggle(&C::debug_one_leaf), "",
+            "for measurements, one rank: products without leaves, which gives other answers");
   table.section("Score", {Subcommand::kScore});
   table.add("perplexity", text(&C::perplexity_file), "FILE",
             "measure how well the model predicts this text, instead of answering requests");
@@ -411,7 +420,8 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
 void check_consistency(const RunConfig& config) {
   if (config.subcommand == Subcommand::kQuantize && (config.model.empty() || config.quantize_output.empty()))
     throw UsageError("lockstep quantize IN OUT: a GGUF file or a Hugging Face folder, and the GGUF file that is to be written");
-  if (config.model.empty() && !config.bench_comm) throw UsageError("--model is missing: a GGUF file or a Hugging Face folder");
+  if (config.model.empty() && config.bench != BenchKind::kComm)
+    throw UsageError("--model is missing: a GGUF file or a Hugging Face folder");
   if (config.device == "cpu" && config.reduction == "fast")
     throw UsageError("--reduction fast needs GPUs: on the CPU the canonical one is fast");
   if (config.block_size % 16 != 0) throw UsageError(fmt::format("--block-size {}: it must be a multiple of 16", config.block_size));
@@ -421,7 +431,7 @@ void check_consistency(const RunConfig& config) {
   if (config.subcommand == Subcommand::kBatch) check_batch(config);
   if (config.subcommand == Subcommand::kGenerate) check_generate(config);
   if (config.subcommand == Subcommand::kScore) check_score(config);
-  if (config.bench_comm && config.tensor_parallel_size_given && config.tensor_parallel_size == 1)
+  if (config.bench == BenchKind::kComm && config.tensor_parallel_size_given && config.tensor_parallel_size == 1)
     throw UsageError("bench comm needs two ranks or more: --tensor-parallel-size");
   if (config.subcommand == Subcommand::kInspect && config.rank >= config.tensor_parallel_size) {
     throw UsageError(fmt::format("--rank {}: ranks are 0 to {}", config.rank, config.tensor_parallel_size - 1));

@@ -11,7 +11,8 @@
 #include "comm/self_check.h"
 #include "comm/threads.h"
 #include "device/cpu/cpu_device.h"
-#include "device/cpu/threads_for_rank.h"
+#include "device/cpu/placement.h"
+#include "device/cpu/processors.h"
 #include "engine/session.h"
 #include "launcher/control_protocol.h"
 #include "launcher/device_choice.h"
@@ -39,7 +40,8 @@ struct RankContext {
   spdlog::logger& log;
   int local_rank = 0;
   int local_ranks = 1;
-  std::size_t num_threads = 1;
+  device::Placement placement;
+  std::vector<int> processors;  // that this rank might run on before it was bound
 };
 
 device::Isa instruction_set(const RunConfig& config) {
@@ -129,7 +131,11 @@ struct Devices {
 /// Collective.
 Devices open_devices(const RankContext& context, const comm::CudaPlugin* plugin, comm::Communicator& communicator) {
   if (plugin == nullptr) {
-    return {nullptr, device::make_cpu_device({.num_threads = context.num_threads, .isa = instruction_set(context.config)}), nullptr};
+    return {nullptr,
+            device::make_cpu_device({.num_threads = context.placement.num_threads,
+                                     .isa = instruction_set(context.config),
+                                     .processors = context.placement.processors}),
+            nullptr};
   }
   comm::CudaRank rank = plugin->open_rank(communicator, gpu_options(context));
   return {plugin, std::move(rank.device), std::move(rank.communicator)};
@@ -141,7 +147,8 @@ Job make_job(const RankContext& context, const Devices& devices, engine::Session
           .control = context.control,
           .log = context.log,
           .num_ranks = num_ranks,
-          .num_threads = context.num_threads,
+          .num_threads = context.placement.num_threads,
+          .processors = context.processors,
           .device = devices.device->description(),
           .numerics = devices.device->numerics(),
           .measure_bandwidth = {},
@@ -168,7 +175,7 @@ int run_rank(const RankContext& context, comm::Communicator& host, bool& failed)
     if (is_root) check_files(config);
     comm::check_transport(host);
     const comm::CudaPlugin* plugin = agreed_plugin(config, host);
-    if (config.bench_comm) {
+    if (config.bench == BenchKind::kComm) {
       in_setup = false;
       return run_comm_bench({.config = config, .host = host, .plugin = plugin, .gpu = gpu_options(context)});
     }
@@ -199,32 +206,49 @@ int run_rank(const RankContext& context, comm::Communicator& host, bool& failed)
   }
 }
 
+/// Threads and cores of one of `sharers` ranks that may run on the same processors as this thread.
+device::Placement place(const RunConfig& config, int index, int sharers) {
+  device::PlacementRequest request{.rank = static_cast<std::size_t>(index),
+                                   .num_ranks = static_cast<std::size_t>(sharers),
+                                   .threads = static_cast<std::size_t>(config.threads),
+                                   .quota = device::quota_processors()};
+  device::Placement placement = device::place_rank(device::usable_cores(), request);
+  if (config.bind == "none") placement.processors.clear();
+  return placement;
+}
+
+std::vector<int> usable_processor_ids() {
+  std::vector<int> ids;
+  for (const device::Core& core : device::usable_cores()) ids.insert(ids.end(), core.processors.begin(), core.processors.end());
+  return ids;
+}
+
+void warn_of_one_core(const World& world, spdlog::logger& log) {
+  const auto online = static_cast<std::size_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
+  if (device::usable_processors() == 1 && online > 1 && world.rank() == 0)
+    log.warn("each rank may only use one core of {} (mpirun --bind-to none gives it more)", online);
+}
+
 int run_threads(const RankContext& context) {
   const auto size = static_cast<int>(context.config.tensor_parallel_size);
   comm::CommunicatorOptions options;
   options.deadline = deadline_of(context.config);
   auto communicators = comm::make_thread_communicators(size, options);
   std::vector<int> exit_codes(static_cast<std::size_t>(size));
+  std::vector<device::Placement> placements;  // before any thread is bound
+  for (int rank = 0; rank < size; ++rank) placements.push_back(place(context.config, rank, size));
   std::vector<std::thread> threads;
   const auto run = [&](std::size_t rank) {
     bool failed = false;
     RankContext own = context;
     own.local_rank = static_cast<int>(rank);
+    own.placement = placements[rank];
     exit_codes[rank] = run_rank(own, *communicators[rank], failed);
   };
   for (std::size_t rank = 1; rank < exit_codes.size(); ++rank) threads.emplace_back(run, rank);
   run(0);
   for (std::thread& thread : threads) thread.join();
   return exit_codes.front();
-}
-
-std::size_t choose_threads(const RunConfig& config, const World& world, int thread_ranks, spdlog::logger& log) {
-  if (config.threads > 0) return static_cast<std::size_t>(config.threads);
-  const std::size_t usable = device::usable_processors();
-  const auto online = static_cast<std::size_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
-  if (usable == 1 && online > 1 && world.rank() == 0)
-    log.warn("each rank may only use one core of {} (mpirun --bind-to none gives it more)", online);
-  return device::threads_for_rank(static_cast<std::size_t>(world.ranks_that_share_cores()) * static_cast<std::size_t>(thread_ranks));
 }
 
 /// With the rank's MPI, if it has any. `failed`: MPI can not be left in order.
@@ -238,7 +262,9 @@ int run_process(const RunConfig& config, const RankEnvironment& ranks, RankContr
                             .log = log,
                             .local_rank = world.local_rank(),
                             .local_ranks = world.local_size() * thread_ranks,
-                            .num_threads = choose_threads(config, world, thread_ranks, log)};
+                            .placement = place(config, world.index_among_sharers(), world.ranks_that_share_cores()),
+                            .processors = usable_processor_ids()};
+  if (config.threads == 0) warn_of_one_core(world, log);
   if (kind == "threads") return run_threads(context);
   int exit_code = 0;
   {

@@ -8,6 +8,7 @@
 namespace lockstep::launcher {
 
 enum class Subcommand : std::uint8_t { kBatch, kGenerate, kInspect, kBench, kQuantize, kScore };
+enum class BenchKind : std::uint8_t { kOverview, kLatency, kThroughput, kComm };  // `bench`, `bench latency`, ...
 
 /// What one run of the program was asked to do: flags over the configuration file over these defaults. The table in options.cpp says for
 /// each field its flag, key, range and help. `std::nullopt` is "not given": whoever uses the field then decides by its own documented rule.
@@ -39,6 +40,7 @@ struct RunConfig {
   bool enforce_eager = false;               // no CUDA graphs
   std::string comm_tuning;                  // file that `lockstep bench comm` writes; empty: the built-in table
   std::int64_t threads = 0;                 // of a rank; 0: the affinity mask shared by the local ranks
+  std::string bind = "auto";                // "auto": to cores, where it helps; "none"
   double collective_timeout = 120.0;        // seconds
   std::int64_t restarts = 0;
   std::string log_level = "info";
@@ -83,27 +85,30 @@ struct RunConfig {
   bool print_graph = false;
   std::int64_t rank = 0;  // whose graph
 
+  // quantize
+  std::string quantize_output;
+  std::string type = "Q8_0";  // "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"
+
   // score
   std::string perplexity_file;
   std::int64_t window = 0;  // tokens; 0: the context's length
   std::int64_t stride = 0;  // tokens; 0: half the window
   bool bare_text = false;   // no BOS in front of texts, though the tokenizer's rules add it
 
-  // quantize
-  std::string quantize_output;
-  std::string type = "Q8_0";  // "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"
-
   // bench
-  bool bench_comm = false;  // `bench comm`: the sums between ranks alone, without a model
+  BenchKind bench = BenchKind::kOverview;
   std::int64_t input_len = 512;
   std::int64_t output_len = 128;
   std::int64_t num_prompts = 32;
+  double range_ratio = 0.0;     // how far the lengths of `bench throughput` lie about the given ones
+  std::int64_t batch_size = 1;  // of `bench latency`
   std::int64_t warmup = 1;
   std::int64_t iterations = 3;
   bool json = false;  // score too
 
   // For tests.
   std::int64_t debug_preempt_every = 0;  // 0: never
+  bool debug_one_leaf = false;           // bench: products as one chain
 
   bool operator==(const RunConfig&) const = default;
 };

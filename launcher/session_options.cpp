@@ -51,6 +51,7 @@ engine::SessionOptions session_options(const RunConfig& config, std::size_t loca
   options.prefix_caching = config.enable_prefix_caching && config.subcommand != Subcommand::kBench;
   options.for_scoring = config.subcommand == Subcommand::kScore;
   options.preempt_every = static_cast<std::size_t>(config.debug_preempt_every);
+  options.one_leaf = config.debug_one_leaf;
   return options;
 }
 

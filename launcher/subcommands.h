@@ -3,6 +3,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <spdlog/logger.h>
 
@@ -23,6 +24,7 @@ struct Job {
   spdlog::logger& log;
   int num_ranks = 1;
   std::size_t num_threads = 1;  // of this rank
+  std::vector<int> processors;  // that the ranks of this machine may run on
   std::string device;           // as it describes itself
   std::string numerics;         // what of the device can change a bit of an answer
   // What all ranks together are given right now, where they are GPUs; else empty.

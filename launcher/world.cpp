@@ -1,6 +1,5 @@
 #include "launcher/world.h"
 
-#include <algorithm>
 #include <vector>
 
 #include <fmt/format.h>
@@ -14,18 +13,22 @@
 namespace lockstep::launcher {
 namespace {
 
-/// How many of the ranks in `local` may run where this one may. Collective.
-int count_sharers(MPI_Comm local, int local_size) {
+/// The ranks in `local` that may run where this one may. Collective.
+World::Sharers find_sharers(MPI_Comm local, int local_rank, int local_size) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
-  if (sched_getaffinity(0, sizeof mine, &mine) != 0) return local_size;
+  sched_getaffinity(0, sizeof mine, &mine);  // where it fails on one rank it does so on all: nobody shares
   std::vector<cpu_set_t> all(static_cast<std::size_t>(local_size));
   MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, local);
-  return static_cast<int>(std::count_if(all.begin(), all.end(), [&](const cpu_set_t& other) {
+  World::Sharers sharers{.count = 0, .index = 0};
+  for (int other = 0; other < local_size; ++other) {
     cpu_set_t both;
-    CPU_AND(&both, &mine, &other);
-    return CPU_COUNT(&both) > 0;
-  }));
+    CPU_AND(&both, &mine, &all[static_cast<std::size_t>(other)]);
+    if (CPU_COUNT(&both) == 0 && other != local_rank) continue;
+    if (other < local_rank) ++sharers.index;
+    ++sharers.count;
+  }
+  return sharers;
 }
 
 /// A short text of rank 0, on every rank. Collective.
@@ -64,7 +67,7 @@ World::World(const RunConfig& config, const RankEnvironment& ranks) {
   MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &local);
   MPI_Comm_rank(local, &local_rank_);
   MPI_Comm_size(local, &local_size_);
-  ranks_that_share_cores_ = count_sharers(local, local_size_);
+  sharers_ = find_sharers(local, local_rank_, local_size_);
   MPI_Comm_free(&local);
 }
 

@@ -30,7 +30,13 @@ class World {
 
   /// Ranks of this machine, this one included, that may run on one of the cores that this one may run on: 1 where each is bound to cores of
   /// its own.
-  int ranks_that_share_cores() const { return ranks_that_share_cores_; }
+  int ranks_that_share_cores() const { return sharers_.count; }
+  int index_among_sharers() const { return sharers_.index; }
+
+  struct Sharers {
+    int count = 1;
+    int index = 0;  // of this rank among them
+  };
 
   /// Collective. `kind` as choose_communicator() gives it, but for "threads". @throws comm::CommError
   std::unique_ptr<comm::Communicator> make_communicator(const std::string& kind, std::chrono::milliseconds deadline) const;
@@ -43,7 +49,7 @@ class World {
   int size_ = 1;
   int local_rank_ = 0;
   int local_size_ = 1;
-  int ranks_that_share_cores_ = 1;
+  Sharers sharers_;
   bool uses_mpi_ = false;
 };
 

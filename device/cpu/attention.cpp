@@ -5,129 +5,246 @@
 namespace lockstep::device::cpu {
 namespace {
 
-constexpr std::size_t kFewestSpans = 4;     // of a piece
-constexpr std::size_t kPiecesOfThread = 4;  // to aim for, so that uneven ones even out
-
-std::size_t state_floats_of(const CacheView& cache) { return (cache.head_dim + kLanes - 1) / kLanes * kLanes + kStateExtra; }
+/// The row of a table that holds the angles of the one token that a sequence decodes.
+std::size_t angles_of(const RotaryTable& table, const StepBatch::Sequence& sequence) {
+  return table.by_token ? sequence.first_token : sequence.first_position;
+}
 
 }  // namespace
 
-void AttentionRunner::run(const float* qkv, std::size_t qkv_columns, const StepBatch& batch, const AttentionSpec& spec,
-                          const CacheView& cache, float* out) {
-  const Call call{qkv, qkv_columns, batch, spec, cache, out};
-  const std::size_t state_floats = state_floats_of(cache);
-  list_items(call);
-  cut_into_pieces(state_floats);
-  scratch_.resize(pool_.size());
-  for (std::vector<float>& scratch : scratch_) scratch.resize(kQueryBlock * (2 * state_floats + kSpan));
+AttentionRunner::AttentionRunner(std::size_t num_threads, const Kernels& kernels)
+    : num_threads_(num_threads), kernels_(kernels), first_piece_(num_threads + 1), scratch_(num_threads) {}
 
-  std::atomic<std::size_t> next{0};
-  const auto work = [&](std::size_t thread) {
-    for (std::size_t i = next.fetch_add(1); i < pieces_.size(); i = next.fetch_add(1)) run_piece(call, pieces_[i], scratch_[thread].data());
-  };
-  if (pieces_.size() == 1) {
-    work(0);
-  } else {
-    pool_.run(work);
+void AttentionRunner::plan(const StepBatch& batch, const AttentionSpec& spec, bool whole_heads) {
+  if (batch_ == &batch && num_heads_ == spec.num_heads && num_kv_heads_ == spec.num_kv_heads && head_dim_ == spec.head_dim &&
+      whole_heads_ == whole_heads && window_ == spec.window && kv_head_of_ == spec.kv_head_of) {
+    return;
   }
-  if (pieces_.size() == items_.size()) return;
-  std::atomic<std::size_t> next_item{0};
-  pool_.run([&](std::size_t thread) {
-    for (std::size_t i = next_item.fetch_add(1); i < items_.size(); i = next_item.fetch_add(1)) {
-      if (items_[i].states != SIZE_MAX) merge_spans(call, items_[i], scratch_[thread].data());
-    }
-  });
+  batch_ = &batch;
+  num_heads_ = spec.num_heads;
+  num_kv_heads_ = spec.num_kv_heads;
+  head_dim_ = spec.head_dim;
+  whole_heads_ = whole_heads;
+  window_ = spec.window;
+  kv_head_of_ = spec.kv_head_of;
+  state_floats_ = (head_dim_ + kLanes - 1) / kLanes * kLanes + kStateExtra;
+  decode_ = std::all_of(batch.sequences.begin(), batch.sequences.end(), [](const auto& sequence) { return sequence.num_tokens == 1; });
+  list_items(spec);
+  reserve();
+  pieces_.clear();
+  num_cut_ = 0;
+  if (decode_ && whole_heads) {
+    share_out_heads();
+  } else if (decode_) {
+    share_out_spans();
+  } else {
+    for (std::uint32_t i = 0; i < items_.size(); ++i) pieces_.push_back({i, items_[i].first_span, items_[i].end_span});
+  }
+  // States and scores, and in decode the rotated queries of an item and its key.
+  for (auto& scratch : scratch_) scratch.resize(kQueryBlock * (2 * state_floats_ + kSpan) + (kQueryBlock + 1) * (state_floats_ + kLanes));
 }
 
-void AttentionRunner::list_items(const Call& call) {
-  heads_of_.resize(call.spec.num_kv_heads);
+/// At most one item is cut at each border between threads.
+void AttentionRunner::reserve() {
+  std::size_t most_heads = 0;
+  for (const auto& heads : heads_of_) most_heads = std::max(most_heads, heads.size());
+  const std::size_t items = num_kv_heads_ * (limits_.max_sequences + limits_.max_tokens * most_heads / kQueryBlock);
+  items_.reserve(items);
+  pieces_.reserve(items + num_threads_);
+  const std::size_t spans = (limits_.max_positions + kSpan - 1) / kSpan;
+  const std::size_t states = (num_threads_ - 1) * std::min(most_heads, kQueryBlock) * spans * state_floats_;
+  if (partial_states_.size() < states) partial_states_.resize(states);
+}
+
+void AttentionRunner::list_items(const AttentionSpec& spec) {
+  heads_of_.resize(spec.num_kv_heads);
   for (auto& heads : heads_of_) heads.clear();
-  for (std::uint32_t head = 0; head < call.spec.num_heads; ++head) heads_of_.at(call.spec.kv_head_of.at(head)).push_back(head);
+  for (std::uint32_t head = 0; head < spec.num_heads; ++head) heads_of_.at(spec.kv_head_of.at(head)).push_back(head);
   items_.clear();
-  for (const StepBatch::Sequence& sequence : call.batch.sequences) {
+  kv_head_is_split_ = false;
+  for (const StepBatch::Sequence& sequence : batch_->sequences) {
     for (std::uint32_t kv_head = 0; kv_head < heads_of_.size(); ++kv_head) {
-      const std::uint32_t heads = static_cast<std::uint32_t>(heads_of_[kv_head].size());
+      const auto heads = static_cast<std::uint32_t>(heads_of_[kv_head].size());
       const std::uint32_t queries = sequence.num_tokens * heads;
+      kv_head_is_split_ = kv_head_is_split_ || heads == 0 || heads > kQueryBlock;
       for (std::uint32_t first = 0; first < queries; first += kQueryBlock) {
         const std::uint32_t count = std::min<std::uint32_t>(kQueryBlock, queries - first);
         const std::uint32_t low = sequence.first_position + first / heads, high = sequence.first_position + (first + count - 1) / heads;
-        const std::uint32_t begin = call.spec.window != 0 && low + 1 > call.spec.window ? low + 1 - call.spec.window : 0;
-        items_.push_back({&sequence, kv_head, first, count, static_cast<std::uint32_t>(begin / kSpan),
-                          static_cast<std::uint32_t>(high / kSpan + 1), SIZE_MAX});
+        const std::uint32_t begin = spec.window != 0 && low + 1 > spec.window ? low + 1 - spec.window : 0;
+        const auto first_span = static_cast<std::uint32_t>(begin / kSpan), end_span = static_cast<std::uint32_t>(high / kSpan + 1);
+        items_.push_back({&sequence, kv_head, first, count, first_span, end_span, 0, 1, kWhole, 0});
       }
     }
   }
 }
 
-void AttentionRunner::cut_into_pieces(std::size_t state_floats) {
-  pieces_.clear();
-  std::size_t all_spans = 0, states = 0;
-  for (const Item& item : items_) all_spans += item.end_span - item.first_span;
-  const std::size_t wanted = kPiecesOfThread * pool_.size();
-  const bool few = pool_.size() > 1 && items_.size() < wanted;
-  const std::size_t most = few ? std::max(kFewestSpans, (all_spans + wanted - 1) / wanted) : SIZE_MAX;
-  for (std::uint32_t i = 0; i < items_.size(); ++i) {
-    Item& item = items_[i];
-    const std::size_t spans = item.end_span - item.first_span;
-    if (spans <= most) {
-      pieces_.push_back({i, item.first_span, item.end_span});
-      continue;
-    }
-    item.states = states;
-    states += item.count * spans * state_floats;
-    for (std::uint32_t span = item.first_span; span < item.end_span; span += static_cast<std::uint32_t>(most)) {
-      pieces_.push_back({i, span, static_cast<std::uint32_t>(std::min<std::size_t>(item.end_span, span + most))});
+void AttentionRunner::share_out_heads() {
+  for (std::size_t thread = 0; thread < num_threads_; ++thread) {
+    first_piece_[thread] = pieces_.size();
+    for (std::uint32_t i = 0; i < items_.size(); ++i) {
+      const Item& item = items_[i];
+      if (item.kv_head / (num_kv_heads_ / num_threads_) == thread) pieces_.push_back({i, item.first_span, item.end_span});
     }
   }
+  first_piece_[num_threads_] = pieces_.size();
+}
+
+/// Thread t has the spans [t, t + 1) / threads of all spans of the step, items one behind the other.
+void AttentionRunner::share_out_spans() {
+  std::size_t all_spans = 0, begin = 0, states = 0, thread = 0;
+  for (const Item& item : items_) all_spans += item.end_span - item.first_span;
+  const auto first_of = [&](std::size_t t) { return all_spans * t / num_threads_; };
+  first_piece_[0] = 0;
+  for (std::uint32_t i = 0; i < items_.size(); ++i) {
+    Item& item = items_[i];
+    const std::size_t spans = item.end_span - item.first_span, end = begin + spans;
+    item.parts = 0;
+    for (std::size_t at = begin; at < end;) {
+      while (thread + 1 < num_threads_ && at >= first_of(thread + 1)) first_piece_[++thread] = pieces_.size();
+      const std::size_t to = thread + 1 < num_threads_ ? std::min(end, first_of(thread + 1)) : end;
+      pieces_.push_back(
+          {i, static_cast<std::uint32_t>(item.first_span + (at - begin)), static_cast<std::uint32_t>(item.first_span + (to - begin))});
+      if (at == begin) item.merged_spans = static_cast<std::uint32_t>(to - at);
+      ++item.parts;
+      at = to;
+    }
+    if (item.parts > 1) {
+      item.cut = num_cut_++;
+      item.states = states;
+      states += item.count * spans * state_floats_;
+    }
+    begin = end;
+  }
+  while (thread < num_threads_) first_piece_[++thread] = pieces_.size();
   if (partial_states_.size() < states) partial_states_.resize(states);
 }
 
-QueryBlock AttentionRunner::queries_of(const Call& call, const Item& item) const {
+/// Decode: one counter for each cut item, of its parts that are done. Prefill: one, the next piece.
+std::size_t AttentionRunner::begin_call() {
+  const std::size_t wanted = decode_ ? num_cut_ : 1, first = used_counters_;
+  used_counters_ += wanted;
+  if (used_counters_ > capacity_counters_) {
+    capacity_counters_ = std::max<std::size_t>(256, 2 * used_counters_);
+    counters_ = std::make_unique<std::atomic<std::uint32_t>[]>(capacity_counters_);
+  }
+  for (std::size_t i = first; i < used_counters_; ++i) counters_[i].store(0, std::memory_order_relaxed);
+  return first;
+}
+
+QueryBlock AttentionRunner::queries_of(const AttentionCall& call, const Item& item) const {
   const std::vector<std::uint32_t>& heads = heads_of_[item.kv_head];
-  QueryBlock block{};
+  QueryBlock block;
   block.count = item.count;
   for (std::size_t i = 0; i < item.count; ++i) {
     const std::size_t token = (item.first_query + i) / heads.size(), head = heads[(item.first_query + i) % heads.size()];
-    block.queries[i] = call.qkv + (item.sequence->first_token + token) * call.qkv_columns + head * call.cache.head_dim;
+    block.queries[i] = call.qkv + (item.sequence->first_token + token) * call.qkv_columns + head * head_dim_;
     block.positions[i] = item.sequence->first_position + static_cast<std::uint32_t>(token);
+    if (call.slopes != nullptr) block.slopes[i] = call.slopes[head];
   }
-  block.block_table = call.batch.block_tables.data() + item.sequence->block_table;
+  block.block_table = batch_->block_tables.data() + item.sequence->block_table;
   block.kv_head = item.kv_head;
-  block.scale = call.spec.scale;
-  block.window = call.spec.window;
+  block.scale = call.scale;
+  block.window = call.window;
+  block.soft_cap = call.soft_cap;
+  block.sloped = call.slopes != nullptr;
   return block;
 }
 
-float* AttentionRunner::output_of(const Call& call, const Item& item, std::size_t query) const {
-  const std::vector<std::uint32_t>& heads = heads_of_[item.kv_head];
-  const std::size_t token = (item.first_query + query) / heads.size(), head = heads[(item.first_query + query) % heads.size()];
-  return call.out + ((item.sequence->first_token + token) * call.spec.num_heads + head) * call.cache.head_dim;
+void AttentionRunner::rotate_queries(const AttentionCall& call, const Item& item, QueryBlock& block, float* rotated) const {
+  const std::size_t half = call.table->rotary_dim / 2, angles = angles_of(*call.table, *item.sequence) * half;
+  for (std::size_t i = 0; i < item.count; ++i) {
+    float* to = rotated + i * (state_floats_ + kLanes);
+    kernels_.rotate(block.queries[i], head_dim_, call.table->cosines.data() + angles, call.table->sines.data() + angles, half, to);
+    block.queries[i] = to;
+  }
 }
 
-void AttentionRunner::run_piece(const Call& call, const Piece& piece, float* scratch) {
-  const Item& item = items_[piece.item];
-  const std::size_t state_floats = state_floats_of(call.cache);
-  const QueryBlock block = queries_of(call, item);
-  if (item.states == SIZE_MAX) {
-    float* states = scratch;
-    kernels_.attend(call.cache, block, piece.first_span, piece.end_span, states, state_floats, 0, scratch + kQueryBlock * state_floats);
-    for (std::size_t query = 0; query < item.count; ++query) {
-      kernels_.finish_state(states + query * state_floats, call.cache.head_dim, output_of(call, item, query));
-    }
+void AttentionRunner::append_newest(const AttentionCall& call, const Item& item, float* rotated) const {
+  const std::size_t position = item.sequence->first_position;
+  const float* row = call.qkv + item.sequence->first_token * call.qkv_columns;
+  const float* key = row + (num_heads_ + item.kv_head) * head_dim_;
+  const float* value = row + (num_heads_ + num_kv_heads_ + item.kv_head) * head_dim_;
+  if (call.table != nullptr) {
+    const std::size_t half = call.table->rotary_dim / 2, angles = angles_of(*call.table, *item.sequence) * half;
+    kernels_.rotate(key, head_dim_, call.table->cosines.data() + angles, call.table->sines.data() + angles, half, rotated);
+    key = rotated;
+  }
+  const std::uint32_t block = batch_->block_tables[item.sequence->block_table + position / call.cache.block_size];
+  kernels_.append(call.cache, block, item.kv_head, position % call.cache.block_size, key, value);
+}
+
+void AttentionRunner::run(const AttentionCall& call, std::size_t thread) noexcept {
+  float* scratch = scratch_[thread].data();
+  if (decode_) {
+    for (std::size_t i = first_piece_[thread]; i < first_piece_[thread + 1]; ++i) run_piece(call, pieces_[i], scratch);
     return;
   }
-  const std::size_t query_stride = (item.end_span - item.first_span) * state_floats;
-  float* states = partial_states_.data() + item.states + (piece.first_span - item.first_span) * state_floats;
-  kernels_.attend(call.cache, block, piece.first_span, piece.end_span, states, query_stride, state_floats, scratch);
+  std::atomic<std::uint32_t>& next = counters_[call.counters];
+  // From the end: the last queries of a prompt see the most keys.
+  for (std::size_t i = next.fetch_add(1, std::memory_order_relaxed); i < pieces_.size(); i = next.fetch_add(1, std::memory_order_relaxed)) {
+    run_piece(call, pieces_[pieces_.size() - 1 - i], scratch);
+  }
 }
 
-void AttentionRunner::merge_spans(const Call& call, const Item& item, float* state) {
-  const std::size_t state_floats = state_floats_of(call.cache), spans = item.end_span - item.first_span;
+void AttentionRunner::run_piece(const AttentionCall& call, const Piece& piece, float* scratch) noexcept {
+  const Item& item = items_[piece.item];
+  QueryBlock block = queries_of(call, item);
+  if (call.appends) {
+    float* rotated = scratch + kQueryBlock * (2 * state_floats_ + kSpan);
+    if (call.table != nullptr) rotate_queries(call, item, block, rotated);
+    // The newest key lies in the last span: no other thread reads there.
+    if (piece.end_span == item.end_span) append_newest(call, item, rotated + kQueryBlock * (state_floats_ + kLanes));
+  }
+  float* scores = scratch + kQueryBlock * state_floats_;
+  if (item.parts == 1) {
+    kernels_.attend(call.cache, block, piece.first_span, piece.end_span, scratch, state_floats_, 0, scores);
+    for (std::size_t query = 0; query < item.count; ++query) finish(call, item, query, scratch + query * state_floats_, scores);
+    return;
+  }
+  const std::size_t query_stride = (item.end_span - item.first_span) * state_floats_;
+  float* states = partial_states_.data() + item.states + (piece.first_span - item.first_span) * state_floats_;
+  const bool first = piece.first_span == item.first_span;
+  kernels_.attend(call.cache, block, piece.first_span, piece.end_span, states, query_stride, first ? 0 : state_floats_, scores);
+  if (counters_[call.counters + item.cut].fetch_add(1, std::memory_order_acq_rel) + 1 == item.parts) merge_spans(call, item, scores);
+}
+
+void AttentionRunner::merge_spans(const AttentionCall& call, const Item& item, float* scratch) const {
+  const std::size_t spans = item.end_span - item.first_span;
   for (std::size_t query = 0; query < item.count; ++query) {
-    state[state_floats - kStateExtra + 2] = 0.0f;
-    const float* partial = partial_states_.data() + item.states + query * spans * state_floats;
-    for (std::size_t span = 0; span < spans; ++span) kernels_.merge_state(state, partial + span * state_floats, call.cache.head_dim);
-    kernels_.finish_state(state, call.cache.head_dim, output_of(call, item, query));
+    float* state = const_cast<float*>(partial_states_.data()) + item.states + query * spans * state_floats_;
+    for (std::size_t span = item.merged_spans; span < spans; ++span) kernels_.merge_state(state, state + span * state_floats_, head_dim_);
+    finish(call, item, query, state, scratch);
+  }
+}
+
+void AttentionRunner::finish(const AttentionCall& call, const Item& item, std::size_t query, const float* state, float* row) const {
+  const std::vector<std::uint32_t>& heads = heads_of_[item.kv_head];
+  const std::size_t token = item.sequence->first_token + (item.first_query + query) / heads.size();
+  const std::size_t head = heads[(item.first_query + query) % heads.size()];
+  if (call.floats != nullptr) return kernels_.finish_state(state, head_dim_, call.floats + (token * num_heads_ + head) * head_dim_);
+  kernels_.finish_state(state, head_dim_, row);
+  const std::size_t column = head * head_dim_, entry = token * call.int8.blocks + column / kBlock;
+  kernels_.quantise(row, head_dim_ / kBlock, call.int8.quants + token * call.int8.stride + column, call.int8.scales + entry,
+                    call.int8.scaled_sums + entry, call.int8.sums + entry);
+}
+
+void AttentionRunner::append_token(float* row, std::size_t angles, std::size_t num_heads, std::size_t num_kv_heads,
+                                   const RotaryTable* table, const CacheView& cache, std::uint32_t block, std::size_t offset,
+                                   float* scratch) const {
+  const std::size_t half = table ? table->rotary_dim / 2 : 0, head_dim = cache.head_dim;
+  const float* cosines = table ? table->cosines.data() + angles * half : nullptr;
+  const float* sines = table ? table->sines.data() + angles * half : nullptr;
+  for (std::size_t head = 0; table && head < num_heads; ++head) {
+    kernels_.rotate(row + head * head_dim, head_dim, cosines, sines, half, row + head * head_dim);
+  }
+  for (std::size_t head = 0; head < num_kv_heads; ++head) {
+    const float* key = row + (num_heads + head) * head_dim;
+    const float* value = row + (num_heads + num_kv_heads + head) * head_dim;
+    if (table) {
+      kernels_.rotate(key, head_dim, cosines, sines, half, scratch);
+      key = scratch;
+    }
+    kernels_.append(cache, block, head, offset, key, value);
   }
 }
 

@@ -3,23 +3,55 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "device/cpu/kernels.h"
-#include "device/cpu/thread_pool.h"
 #include "device/device.h"
 
 namespace lockstep::device::cpu {
 
-/// Spreads attention over the threads: by sequence, KV head and block of queries, and where that gives too few pieces (decode of few long
-/// sequences), by spans too.
+/// One layer's attention, as every thread of a step sees it.
+struct AttentionCall {
+  const float* qkv = nullptr;  // [T, qkv_columns]
+  std::size_t qkv_columns = 0;
+  CacheView cache{};
+  float scale = 0.0f;
+  std::uint32_t window = 0;
+  float soft_cap = 0.0f;          // see AttentionSpec
+  const float* slopes = nullptr;  // [num_heads], or null
+  bool appends = false;           // decode: rotates the queries for itself, and appends keys and values
+  const RotaryTable* table = nullptr;
+  float* floats = nullptr;   // [T, num_heads * head_dim], or
+  Int8View int8{};           // the same in blocks, if head_dim is a multiple of a block
+  std::size_t counters = 0;  // from begin_call
+};
+
+/// Spreads attention over the threads of a step: by sequence, KV head, block of queries, and spans. In decode every thread has an equal run
+/// of all spans of the step, so that one long sequence keeps all of them busy; who finishes the last part of a cut sequence merges it. In
+/// prefill the threads take blocks of queries as they come.
 class AttentionRunner {
  public:
-  AttentionRunner(ThreadPool& pool, const Kernels& kernels) : pool_(pool), kernels_(kernels) {}
+  AttentionRunner(std::size_t num_threads, const Kernels& kernels);
 
-  /// out [T, num_heads * head_dim] fp32.
-  void run(const float* qkv, std::size_t qkv_columns, const StepBatch& batch, const AttentionSpec& spec, const CacheView& cache,
-           float* out);
+  /// What steps can hold, so that none of them has to take memory.
+  void prepare(const StepLimits& limits) { limits_ = limits; }
+  /// Lays out the step's work, unless it stands from the layer before. `whole_heads`: thread t has the t-th share of the KV heads of all
+  /// sequences, in decode. Not within a run.
+  void plan(const StepBatch& batch, const AttentionSpec& spec, bool whole_heads);
+  void forget_plan() { batch_ = nullptr; }
+  /// Whether attention can append the step's keys and values itself: one new token for each sequence.
+  bool can_append() const { return decode_ && !kv_head_is_split_; }
+  /// Counters of one call, zero. Not within a run, and before the run of the call.
+  std::size_t begin_call();
+  void end_calls() { used_counters_ = 0; }
+
+  /// A thread's part. All threads of the pool call it.
+  void run(const AttentionCall& call, std::size_t thread) noexcept;
+
+  /// Rotates row `row` of qkv in place, by row `angles` of the table, and appends its keys and values. `scratch`: head_dim floats.
+  void append_token(float* row, std::size_t angles, std::size_t num_heads, std::size_t num_kv_heads, const RotaryTable* table,
+                    const CacheView& cache, std::uint32_t block, std::size_t offset, float* scratch) const;
 
  private:
   /// Queries [first_query, first_query + count) of one sequence and KV head; query i is token i / heads and head i % heads of those that
@@ -31,35 +63,49 @@ class AttentionRunner {
     std::uint32_t count;
     std::uint32_t first_span;
     std::uint32_t end_span;
-    std::size_t states;  // offset in partial_states_; only where the spans are spread
+    std::uint32_t merged_spans;  // of a cut item: the first ones, which are merged as they come
+    std::uint32_t parts;
+    std::uint32_t cut;   // which of the cut items, kWhole: none
+    std::size_t states;  // of a cut item: offset in partial_states_
   };
   struct Piece {
     std::uint32_t item;
     std::uint32_t first_span;
     std::uint32_t end_span;
   };
-  struct Call {
-    const float* qkv;
-    std::size_t qkv_columns;
-    const StepBatch& batch;
-    const AttentionSpec& spec;
-    const CacheView& cache;
-    float* out;
-  };
+  static constexpr std::uint32_t kWhole = static_cast<std::uint32_t>(-1);
 
-  void list_items(const Call& call);
-  void cut_into_pieces(std::size_t state_floats);
-  QueryBlock queries_of(const Call& call, const Item& item) const;
-  float* output_of(const Call& call, const Item& item, std::size_t query) const;
-  void run_piece(const Call& call, const Piece& piece, float* scratch);
-  void merge_spans(const Call& call, const Item& item, float* state);
+  void reserve();
+  void list_items(const AttentionSpec& spec);
+  void share_out_spans();
+  void share_out_heads();
+  QueryBlock queries_of(const AttentionCall& call, const Item& item) const;
+  void rotate_queries(const AttentionCall& call, const Item& item, QueryBlock& block, float* rotated) const;
+  void append_newest(const AttentionCall& call, const Item& item, float* rotated) const;
+  void run_piece(const AttentionCall& call, const Piece& piece, float* scratch) noexcept;
+  void merge_spans(const AttentionCall& call, const Item& item, float* scratch) const;
+  void finish(const AttentionCall& call, const Item& item, std::size_t query, const float* state, float* row) const;
 
-  ThreadPool& pool_;
+  const std::size_t num_threads_;
   const Kernels& kernels_;
+
+  StepLimits limits_;
+
+  // The plan.
+  const StepBatch* batch_ = nullptr;
+  std::size_t num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0, state_floats_ = 0;
+  std::uint32_t window_ = 0;
+  std::vector<std::uint32_t> kv_head_of_;
+  bool whole_heads_ = false, decode_ = false, kv_head_is_split_ = false;
   std::vector<std::vector<std::uint32_t>> heads_of_;  // query heads of each KV head
   std::vector<Item> items_;
   std::vector<Piece> pieces_;
+  std::vector<std::size_t> first_piece_;  // decode: [threads + 1]
+  std::uint32_t num_cut_ = 0;
+
   std::vector<float> partial_states_;
+  std::unique_ptr<std::atomic<std::uint32_t>[]> counters_;
+  std::size_t used_counters_ = 0, capacity_counters_ = 0;
   std::vector<std::vector<float>> scratch_;  // of each thread
 };
 

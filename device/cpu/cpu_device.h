@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "device/cpu/isa.h"
 #include "device/device.h"
@@ -9,8 +10,9 @@
 namespace lockstep::device {
 
 struct CpuOptions {
-  std::size_t num_threads = 1;        // the calling thread included; see threads_for_rank.h
-  Isa isa = supported_isas().back();  // the best of this machine by default
+  std::size_t num_threads = 1;               // the calling thread included; see placement.h
+  Isa isa = supported_isas().back();         // the best of this machine by default
+  std::vector<std::vector<int>> processors;  // [num_threads]: where each thread may run, the calling one too; empty: anywhere
 };
 
 /// A device on the processors of this process. Threads start here and end with the device; no step allocates once buffers have grown to its

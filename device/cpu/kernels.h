@@ -68,6 +68,9 @@ struct QueryBlock {
   std::size_t kv_head;
   float scale;
   std::uint32_t window;
+  float soft_cap;  // 0: none
+  bool sloped;
+  float slopes[kQueryBlock];  // of the query's head, where sloped
 };
 
 /// What one query has seen of its keys: value sums [head_dim, rounded up to 16], then maximum, sum of exponentials, and 1.0 if there was
@@ -91,7 +94,13 @@ struct Kernels {
   /// out = function(gate) * up; a null `up` is ones.
   void (*activate)(Nonlinearity function, const float* gate, const float* up, std::size_t columns, float* out);
   void (*add)(float* x, const float* delta, const float* bias, std::size_t columns);
-  void (*exponentials)(const float* x, std::size_t count, float* out);  // for tests: exp of each
+  float (*square_sum)(const float* x, std::size_t columns);
+  /// x = x / sqrt(mean_square + eps) * weight.
+  void (*norm_by_square)(float* x, std::size_t columns, float mean_square, const float* weight, float eps);
+  void (*scale)(float* x, std::size_t columns, float factor);
+  void (*add_scaled)(float* sum, const float* x, std::size_t columns, float factor);  // sum = fma(factor, x, sum)
+  void (*soft_cap)(float* x, std::size_t columns, float cap);
+  void (*exponentials)(const float* x, std::size_t count, float* out);  // exp of each
   Top (*top)(const float* logits, std::size_t count);
 
   /// out = the first 2 * half dims rotated, the others as they are; out may be x.

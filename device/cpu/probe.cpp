@@ -12,9 +12,11 @@
 
 namespace lockstep::device {
 
-double measure_read_bandwidth(std::size_t num_threads, std::size_t bytes, double seconds) {
+double measure_read_bandwidth(std::size_t num_threads, std::size_t bytes, double seconds, const std::vector<int>& processors) {
   using Clock = std::chrono::steady_clock;
-  cpu::ThreadPool pool(std::max<std::size_t>(1, num_threads));
+  std::vector<std::vector<int>> places(std::max<std::size_t>(1, num_threads), processors);
+  places.front().clear();
+  cpu::ThreadPool pool(places.size(), places);
   const cpu::Kernels& kernels = cpu::kernels_for(supported_isas().back());
   const std::size_t share = std::max<std::size_t>(bytes / pool.size() / 4096, 1) * 4096;
   const cpu::HugeMemory memory(share * pool.size());

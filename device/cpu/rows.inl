@@ -85,6 +85,33 @@ void norm(const float* x, std::size_t columns, const Norm& norm, float* out) {
   scale_row(x, columns, mean, splat(1.0f / __builtin_sqrtf(square + norm.eps)), norm.weight, norm.bias, out);
 }
 
+float square_sum(const float* x, std::size_t columns) { return sum_of_squares(x, columns, zero()); }
+
+void norm_by_square(float* x, std::size_t columns, float mean_square, const float* weight, float eps) {
+  scale_row(x, columns, zero(), splat(1.0f / __builtin_sqrtf(mean_square + eps)), weight, nullptr, x);
+}
+
+void scale(float* x, std::size_t columns, float factor) {
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const std::size_t n = lanes_left(columns, i);
+    store_first(x + i, mul(load_first(x + i, n), splat(factor)), n);
+  }
+}
+
+void add_scaled(float* sum, const float* x, std::size_t columns, float factor) {
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const std::size_t n = lanes_left(columns, i);
+    store_first(sum + i, fma(splat(factor), load_first(x + i, n), load_first(sum + i, n)), n);
+  }
+}
+
+void soft_cap(float* x, std::size_t columns, float cap) {
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const std::size_t n = lanes_left(columns, i);
+    store_first(x + i, mul(splat(cap), tanh_of(div(load_first(x + i, n), splat(cap)))), n);
+  }
+}
+
 /// Rounds |x| < 2^22 to the nearest integer, ties to even.
 LOCKSTEP_INLINE Ints round_to_int(Floats x) {
   const Floats magic = splat(12582912.0f);

@@ -1,6 +1,10 @@
 #include "device/cpu/thread_pool.h"
 
+#include <chrono>
 #include <utility>
+
+#include "device/cpu/placement.h"
+#include "device/futex.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -9,22 +13,10 @@
 namespace lockstep::device::cpu {
 namespace {
 
-constexpr int kSpins = 250;  // then a futex; measured: half the cost of spinning on when there are more threads than cores
-
-void pause_briefly() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
-
-/// Until `value` is no longer `old`.
-void wait_while(const std::atomic<std::int32_t>& value, std::int32_t old) {
-  for (int spin = 0; spin < kSpins; ++spin) {
-    if (value.load(std::memory_order_acquire) != old) return;
-    pause_briefly();
-  }
-  value.wait(old, std::memory_order_acquire);
-}
+constexpr int kSpins = 300;  // about 7 us, then a futex; measured: half the cost of spinning on when there are more threads than cores
+constexpr int kStartSpins = 3000;       // between two steps the first thread samples and schedules: a sleep each time would cost more
+constexpr std::size_t kFewThreads = 8;  // that look at each other's flags themselves
+constexpr std::chrono::seconds kSleep{3600};
 
 }  // namespace
 
@@ -41,16 +33,59 @@ FloatMode::FloatMode() = default;
 FloatMode::~FloatMode() = default;
 #endif
 
-ThreadPool::ThreadPool(std::size_t num_threads) {
+ThreadPool::ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors)
+    : arrivals_(std::make_unique<Flag[]>(num_threads > 0 ? num_threads : 1)) {
   workers_.reserve(num_threads > 0 ? num_threads - 1 : 0);
-  for (std::size_t thread = 1; thread < num_threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  for (std::size_t thread = 1; thread < num_threads; ++thread) {
+    workers_.emplace_back([this, thread, own = thread < processors.size() ? processors[thread] : std::vector<int>{}] {
+      bind_this_thread(own);
+      work(thread);
+    });
+  }
+  if (!processors.empty()) bind_this_thread(processors.front());
 }
 
 ThreadPool::~ThreadPool() {
   function_ = nullptr;
-  epoch_.fetch_add(1, std::memory_order_acq_rel);
-  epoch_.notify_all();
+  advance(start_);
   for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::publish(Flag& flag, std::uint32_t epoch) noexcept {
+  // Either this thread sees the sleeper, or the sleeper, which counts itself first, sees the new epoch.
+  flag.epoch.store(epoch, std::memory_order_seq_cst);
+  if (flag.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(flag.epoch);
+}
+
+std::uint32_t ThreadPool::advance(Flag& flag) noexcept {
+  const std::uint32_t epoch = flag.epoch.load(std::memory_order_relaxed) + 1;
+  publish(flag, epoch);
+  return epoch;
+}
+
+void ThreadPool::wait_for(Flag& flag, std::uint32_t epoch, int spins) noexcept {
+  const auto behind = [epoch](std::uint32_t seen) { return static_cast<std::int32_t>(seen - epoch) < 0; };
+  for (int spin = 0; spin < spins; ++spin) {
+    if (!behind(flag.epoch.load(std::memory_order_acquire))) return;
+    spin_pause();
+  }
+  flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  for (std::uint32_t seen = flag.epoch.load(std::memory_order_seq_cst); behind(seen); seen = flag.epoch.load(std::memory_order_seq_cst)) {
+    futex_wait(flag.epoch, seen, kSleep);
+  }
+  flag.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void ThreadPool::wait_for_others(std::uint32_t epoch) noexcept {
+  for (std::size_t peer = 0; peer < size(); ++peer) wait_for(arrivals_[peer], epoch, kSpins);
+}
+
+void ThreadPool::barrier(std::size_t thread) noexcept {
+  const std::uint32_t epoch = advance(arrivals_[thread]);
+  if (size() <= kFewThreads) return wait_for_others(epoch);
+  if (thread != 0) return wait_for(release_, epoch, kSpins);
+  wait_for_others(epoch);
+  publish(release_, epoch);
 }
 
 void ThreadPool::call(std::size_t thread) noexcept {
@@ -65,27 +100,19 @@ void ThreadPool::call(std::size_t thread) noexcept {
 void ThreadPool::run_erased(Erased function, void* context) {
   function_ = function;
   context_ = context;
-  if (!workers_.empty()) {
-    working_.store(static_cast<std::int32_t>(workers_.size()), std::memory_order_relaxed);
-    epoch_.fetch_add(1, std::memory_order_acq_rel);
-    epoch_.notify_all();
-  }
+  if (!workers_.empty()) advance(start_);
   call(0);
-  for (std::int32_t left = working_.load(std::memory_order_acquire); left != 0; left = working_.load(std::memory_order_acquire)) {
-    wait_while(working_, left);
-  }
+  wait_for_others(advance(arrivals_[0]));
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void ThreadPool::work(std::size_t thread) {
   const FloatMode mode;
-  std::int32_t seen = 0;
-  for (;;) {
-    wait_while(epoch_, seen);
-    ++seen;  // runs never overlap: the epoch moves by one
+  for (std::uint32_t run = 1;; ++run) {  // runs never overlap: the epoch moves by one
+    wait_for(start_, run, kStartSpins);
     if (!function_) return;
     call(thread);
-    if (working_.fetch_sub(1, std::memory_order_acq_rel) == 1) working_.notify_one();
+    advance(arrivals_[thread]);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -11,13 +12,14 @@
 
 namespace lockstep::device::cpu {
 
-/// Threads that run one function together, fork and join. A waiting thread spins for a few microseconds, about as long as what stands
-/// between two products of a step, and then sleeps: with more threads than cores, spinning on would keep the others from working. Not
-/// pinned: the launcher binds the process.
+/// Threads that run one function together. They fork and join once a run; in between they meet at barriers, which cost two cache lines on
+/// their way. A waiting thread spins for a few microseconds, about as long as threads of one step are apart, and then sleeps: with more
+/// threads than cores, spinning on would keep the others from working. Takes no lock and allocates nothing once it stands.
 class ThreadPool {
  public:
   /// @param num_threads the calling thread included; at least 1.
-  explicit ThreadPool(std::size_t num_threads);
+  /// @param processors [num_threads] where each thread may run; empty: anywhere. The calling thread stays bound.
+  explicit ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -33,17 +35,32 @@ class ThreadPool {
                const_cast<void*>(static_cast<const void*>(&function)));
   }
 
+  /// Within a run: waits until every thread has called it as often as this one; what they wrote before is visible then. All threads of a
+  /// run call it equally often, so a function that throws must not be one that meets others.
+  void barrier(std::size_t thread) noexcept;
+
  private:
+  /// A thread's progress, alone in the cache lines that a core fetches together.
+  struct alignas(128) Flag {
+    std::atomic<std::uint32_t> epoch{0};
+    std::atomic<std::uint32_t> sleepers{0};
+  };
   using Erased = void (*)(void*, std::size_t);
+
+  static void publish(Flag& flag, std::uint32_t epoch) noexcept;
+  static std::uint32_t advance(Flag& flag) noexcept;
+  static void wait_for(Flag& flag, std::uint32_t epoch, int spins) noexcept;
+  void wait_for_others(std::uint32_t epoch) noexcept;
   void run_erased(Erased function, void* context);
   void call(std::size_t thread) noexcept;
-  void work(std::size_t thread);
+  void work(std::size_t thread);  // the life of a worker
 
-  alignas(64) std::atomic<std::int32_t> epoch_{0};    // a change starts a run
-  alignas(64) std::atomic<std::int32_t> working_{0};  // threads that have not finished it
-  alignas(64) Erased function_ = nullptr;             // null: the pool ends
+  std::unique_ptr<Flag[]> arrivals_;        // [threads]
+  Flag start_;                              // a change starts a run
+  Flag release_;                            // thread 0 has seen all others arrive
+  alignas(128) Erased function_ = nullptr;  // null: the pool ends
   void* context_ = nullptr;
-  std::mutex failure_mutex_;
+  std::mutex failure_mutex_;  // taken only by a thread whose function throws
   std::exception_ptr failure_;
   std::vector<std::thread> workers_;
 };

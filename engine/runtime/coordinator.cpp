@@ -48,6 +48,7 @@ Coordinator::Coordinator(CoordinatorOptions options, StepRunner& runner, PlanSen
     : options_(checked(std::move(options))), runner_(runner), sender_(sender), scheduler_(options_.scheduler) {
   limits_.max_model_len = std::min(options_.max_model_len, options_.scheduler.num_blocks * options_.scheduler.block_size);
   limits_.vocab_size = options_.vocab_size;
+  plan_.reserve(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
 }
 
 Coordinator::~Coordinator() = default;
@@ -82,6 +83,10 @@ void Coordinator::submit(Request request, OnCompletion done) {
     ScoredPositions scored;  // by the first choice, for all
     if (is_scored && index == 0) scored = {kept.first_scored - 1, kept.prompt.size() - 1};
     if (max_tokens == 0 && scored.end == 0) continue;  // complete as it is, at the next step
+    // So that no step allocates; a very long answer may, now and then.
+    constexpr std::size_t kMostReserved = 4096, kBytesOfToken = 4;
+    choice.tokens.reserve(std::min(max_tokens, kMostReserved));
+    if (options_.tokenizer != nullptr) choice.text.reserve(kBytesOfToken * std::min(max_tokens, kMostReserved));
     ++group->num_open;
     auto state = std::make_unique<ChoiceState>(ChoiceState{group, &choice, max_tokens, StopStrings(kept.sampling.stop), std::nullopt});
     if (kept.sampling.min_tokens > 0) state->end_ids = end_ids_of(kept.sampling);
@@ -96,7 +101,8 @@ void Coordinator::submit(Request request, OnCompletion done) {
 
 SequenceId Coordinator::add_sequence(std::vector<TokenId> tokens, std::size_t most_tokens, ScoredPositions scored,
                                      std::unique_ptr<ChoiceState> state) {
-  const SequenceId sequence = scheduler_.add(std::move(tokens), most_tokens, 0, scored);
+  const std::uint64_t prefix_group = options_.angles_depend_on_length ? state->group->request.prompt.size() : 0;
+  const SequenceId sequence = scheduler_.add(std::move(tokens), most_tokens, prefix_group, scored);
   choices_.emplace(sequence, std::move(state));
   return sequence;
 }
@@ -130,7 +136,8 @@ void Coordinator::add_chunk(const ScheduledChunk& chunk) {
   const std::vector<std::uint32_t>& table = scheduler_.block_table(chunk.sequence);
   const std::size_t end = std::size_t{chunk.first_position} + chunk.num_tokens;
   batch.sequences.push_back({static_cast<std::uint32_t>(batch.num_tokens()), chunk.num_tokens, chunk.first_position,
-                             static_cast<std::uint32_t>(batch.block_tables.size())});
+                             static_cast<std::uint32_t>(batch.block_tables.size()),
+                             static_cast<std::uint32_t>(choices_.at(chunk.sequence)->group->request.prompt.size())});
   const std::size_t block_size = options_.scheduler.block_size;
   const std::size_t num_blocks = (end + block_size - 1) / block_size;
   batch.block_tables.insert(batch.block_tables.end(), table.begin(), table.begin() + static_cast<std::ptrdiff_t>(num_blocks));

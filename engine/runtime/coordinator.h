@@ -24,6 +24,7 @@ struct CoordinatorOptions {
   std::size_t max_model_len = 0;  // of the model or as asked for; what the KV cache holds for one sequence is a limit as well
   std::size_t vocab_size = 0;
   std::vector<TokenId> eos_ids;                // tokens that end a generation, unless ignore_eos
+  bool angles_depend_on_length = false;        // rotary angles of a prompt depend on its length: only prompts as long share their blocks
   const text::Tokenizer* tokenizer = nullptr;  // absent: answers have no text, and stop strings are refused
 };
 

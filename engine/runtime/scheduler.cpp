@@ -43,6 +43,11 @@ SequenceId Scheduler::add(std::vector<TokenId> tokens, std::size_t max_length, s
   }
   auto sequence = std::make_unique<Sequence>();
   sequence->tokens = std::move(tokens);
+  // So that no step allocates; a very long answer may, now and then.
+  constexpr std::size_t kMostReserved = 4096;
+  const std::size_t reserved = std::min(max_length, sequence->tokens.size() + kMostReserved);
+  sequence->tokens.reserve(reserved);
+  sequence->block_table.reserve(blocks_.blocks_for(reserved));
   sequence->max_length = max_length;
   sequence->prefix_group = prefix_group;
   sequence->scored = scored;

@@ -36,6 +36,8 @@ struct StepPlan {
   std::vector<std::uint32_t> fetched;            // kFetch: at least one, ascending
   std::string reason;                            // kAbort
 
+  /// Room for so many tokens and sequences, and for a few thousand blocks.
+  void reserve(std::size_t tokens, std::size_t num_sequences);
   /// Empty, kind kRun; capacity and sequence stay.
   void clear();
 };

@@ -8,6 +8,8 @@ namespace lockstep::engine {
 std::uint64_t serve(PlanReceiver& receiver, StepRunner& runner) {
   std::vector<std::byte> bytes;
   StepPlan plan;
+  constexpr std::size_t kTokens = 512, kSequences = 64;  // the usual limits; more is taken when it comes
+  plan.reserve(kTokens, kSequences);
   StepResult result;
   for (std::uint64_t num_steps = 0;; ++num_steps) {
     receiver.receive(bytes);

@@ -15,8 +15,8 @@
 #include "device/cpu/cpu_device.h"
 #include "device/cpu/memory.h"
 #include "device/cpu/probe.h"
+#include "device/cpu/processors.h"
 #include "device/cpu/thread_pool.h"
-#include "device/cpu/threads_for_rank.h"
 
 namespace lockstep::device {
 namespace {
@@ -45,17 +45,14 @@ TEST(Isa, ANameThatIsUnknownOrMissingIsAnErrorThatNamesIt) {
   }
 }
 
-TEST(ThreadsForRank, FollowsTheAffinityMaskAndTheRanksThatShareIt) {
+TEST(Processors, FollowTheAffinityMaskAndTheQuota) {
   std::thread([] {  // a thread of its own: its mask ends with it
     cpu_set_t all, one;
     ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
     const std::size_t usable = usable_processors();
     EXPECT_GE(usable, 1u);
     EXPECT_LE(usable, static_cast<std::size_t>(CPU_COUNT(&all)));
-    EXPECT_EQ(threads_for_rank(1), usable);
-    EXPECT_EQ(threads_for_rank(0), usable);
-    EXPECT_EQ(threads_for_rank(2), std::max<std::size_t>(1, usable / 2));
-    EXPECT_EQ(threads_for_rank(1000000), 1u);
+    EXPECT_EQ(usable, std::min(static_cast<std::size_t>(CPU_COUNT(&all)), quota_processors()));
     CPU_ZERO(&one);
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
       if (CPU_ISSET(cpu, &all)) {

@@ -65,6 +65,7 @@ const std::map<std::string, Example>& examples() {
       {"gpu-memory-utilization", {"0.5", "0.5"}},
       {"comm-tuning", {"t.txt", "'t.txt'"}},
       {"threads", {"2", "2"}},
+      {"bind", {"none", "\"none\""}},
       {"collective-timeout", {"2.5", "2.5"}},
       {"restarts", {"2", "2"}},
       {"log-level", {"debug", "'debug'"}},
@@ -94,6 +95,8 @@ const std::map<std::string, Example>& examples() {
       {"input-len", {"7", "7"}},
       {"output-len", {"8", "8"}},
       {"num-prompts", {"9", "9"}},
+      {"range-ratio", {"0.5", "0.5"}},
+      {"batch-size", {"4", "4"}},
       {"warmup", {"0", "0"}},
       {"iterations", {"1", "1"}},
       {"perplexity", {"t.txt", "'t.txt'"}},
@@ -290,9 +293,11 @@ TEST(CommandLine, ScoreMeasuresATextOrAnswersRequests) {
 }
 
 TEST(CommandLine, BenchCommNeedsNoModel) {
-  EXPECT_TRUE(parse({"bench", "comm", "-tp", "2"}).config.bench_comm);
-  EXPECT_TRUE(parse({"bench", "-tp", "2", "comm"}).config.bench_comm);
-  EXPECT_FALSE(parse({"bench", "-m", "a"}).config.bench_comm);
+  EXPECT_EQ(parse({"bench", "comm", "-tp", "2"}).config.bench, BenchKind::kComm);
+  EXPECT_EQ(parse({"bench", "-tp", "2", "comm"}).config.bench, BenchKind::kComm);
+  EXPECT_EQ(parse({"bench", "-m", "a"}).config.bench, BenchKind::kOverview);
+  EXPECT_EQ(parse({"bench", "latency", "-m", "a"}).config.bench, BenchKind::kLatency);
+  EXPECT_EQ(parse({"bench", "throughput", "-m", "a", "--range-ratio", "0.5"}).config.bench, BenchKind::kThroughput);
   EXPECT_THAT(refusal({"bench", "comm", "-tp", "1"}), HasSubstr("bench comm needs two ranks or more"));
   EXPECT_EQ(refusal({"bench", "comm", "comm", "-tp", "2"}), "'comm' is not a flag");
   EXPECT_EQ(refusal({"batch", "comm"}), "'comm' is not a flag");

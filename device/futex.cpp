@@ -1,4 +1,4 @@
-#include "comm/futex.h"
+#include "device/futex.h"
 
 #include <climits>
 #include <ctime>
@@ -7,7 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-namespace lockstep::comm {
+namespace lockstep::device {
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4 && std::atomic<std::uint32_t>::is_always_lock_free);
 
@@ -18,4 +18,4 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::c
 
 void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::device

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstdint>
 
-namespace lockstep::comm {
+namespace lockstep::device {
 
 /// Tells the core that this is a spin loop.
 inline void spin_pause() noexcept {
@@ -19,4 +19,4 @@ inline void spin_pause() noexcept {
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds timeout) noexcept;
 void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept;
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::device

@@ -1,4 +1,4 @@
-#include "device/cpu/threads_for_rank.h"
+#include "device/cpu/processors.h"
 
 #include <algorithm>
 #include <cmath>
@@ -68,8 +68,6 @@ std::size_t usable_processors() {
   return std::max<std::size_t>(1, std::min(mask, processors_of_control_group(mask)));
 }
 
-std::size_t threads_for_rank(std::size_t local_ranks_that_share) {
-  return std::max<std::size_t>(1, usable_processors() / std::max<std::size_t>(1, local_ranks_that_share));
-}
+std::size_t quota_processors() { return processors_of_control_group(static_cast<std::size_t>(-1)); }
 
 }  // namespace lockstep::device

@@ -1,0 +1,394 @@
+// The ops of the CPU device: each is checked here, on the thread that calls it, and done by all threads.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "device/cpu/cpu_step_device.h"
+
+namespace lockstep::device::cpu {
+
+void CpuDevice::embed(const Weight* table, std::int32_t first_id, const Matrix& out) {
+  const std::size_t tokens = step().num_tokens();
+  floats_of(out, tokens);
+  const LinearWeight* weight = static_cast<const LinearWeight*>(table);
+  if (weight != nullptr) reserve_table_row(*weight, out.columns);
+  into_rows({}, out, tokens, [this, weight, first_id, columns = out.columns](std::size_t thread, std::size_t t, float* to) {
+    const std::span row(to, columns);
+    const std::int64_t index = std::int64_t{step_->token_ids[t]} - first_id;
+    if (weight == nullptr || index < 0 || index >= static_cast<std::int64_t>(weight->spec().rows)) {
+      std::fill(row.begin(), row.end(), 0.0f);
+      return;
+    }
+    expand_table_row(*weight, static_cast<std::size_t>(index), thread, row);
+    for (float& value : row) value += 0.0f;  // -0 becomes +0, as it does where the rows of other ranks are added
+  });
+}
+
+void CpuDevice::select_logit_rows(const Matrix& from, const Matrix& out) {
+  require(from.columns == out.columns, "select_logit_rows: the columns differ");
+  const std::size_t rows = step().logit_rows.size();
+  if (rows > 0) floats_of(from, std::size_t{step().logit_rows.back()} + 1);
+  floats_of(out, rows);
+  const RowPlace source = step().num_tokens() == 1 ? copies_.find(from) : RowPlace{from};
+  into_rows(read_of(source), out, rows, [this, source](std::size_t thread, std::size_t t, float* to) {
+    const Matrix rows_of_thread = copies_.at(source, thread);
+    std::memcpy(to, static_cast<const float*>(rows_of_thread.data) + step_->logit_rows[t] * rows_of_thread.columns,
+                rows_of_thread.columns * sizeof(float));
+  });
+}
+
+void CpuDevice::norm(const Matrix& x, std::size_t num_rows, const Norm& norm, const Matrix& out) {
+  require(x.columns == out.columns, "norm: the columns differ");
+  floats_of(x, num_rows);
+  if (for_all(num_rows)) copy_row(x);
+  const RowPlace source = copies_.find(x);
+  into_rows(read_of(source), out, num_rows, [this, source, norm](std::size_t thread, std::size_t t, float* to) {
+    const Matrix from = copies_.at(source, thread);
+    kernels_.norm(static_cast<const float*>(from.data) + t * from.columns, from.columns, norm, to);
+  });
+}
+
+void CpuDevice::add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) {
+  require(x.columns == delta.columns, "add: the columns differ");
+  float* to = floats_of(x, num_rows);
+  const float* from = floats_of(delta, num_rows);
+  copies_.set_valid(x, false);
+  submit({{x.data, Use::kWrite}, {delta.data, Use::kRead}}, [=, this, columns = x.columns](std::size_t thread) {
+    const Share rows = share_of(num_rows, thread, pool_.size());
+    for (std::size_t t = rows.first; t < rows.end; ++t) kernels_.add(to + t * columns, from + t * columns, bias, columns);
+  });
+}
+
+void CpuDevice::add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                         const Matrix& out) {
+  if (for_all(num_rows)) {
+    require(x.columns == delta.columns && x.columns == out.columns, "add_norm: the columns differ");
+    floats_of(x, num_rows);
+    const float* from = floats_of(delta, num_rows);
+    copy_row(x);
+    const RowPlace sum = copies_.find(x);
+    submit({{x.data, Use::kWriteCopy}, {delta.data, Use::kRead}}, [=, this](std::size_t thread) {
+      kernels_.add(static_cast<float*>(copies_.at(sum, thread).data), from, bias, sum.real.columns);
+    });
+    return this->norm(x, num_rows, norm, out);
+  }
+  require(x.columns == delta.columns && x.columns == out.columns, "add_norm: the columns differ");
+  float* to = floats_of(x, num_rows);
+  const float* from = floats_of(delta, num_rows);
+  copies_.set_valid(x, false);
+  const RowAccesses accesses{{{x.data, Use::kWrite}, {delta.data, Use::kRead}}};
+  into_rows(accesses, out, num_rows, [=, this, columns = x.columns](std::size_t, std::size_t t, float* normed) {
+    kernels_.add(to + t * columns, from + t * columns, bias, columns);
+    kernels_.norm(to + t * columns, columns, norm, normed);
+  });
+}
+
+void CpuDevice::linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
+                       std::size_t out_column) {
+  const LinearWeight& w = static_cast<const LinearWeight&>(weight);
+  const std::size_t roots = w.num_roots();
+  require(in.columns == w.spec().columns && out_column + w.spec().rows <= out.columns, "linear: the matrices do not fit the weight");
+  require(bias == nullptr || roots == 1, "linear: a bias needs a product with one root");
+  float* to = floats_of(out, roots * num_rows) + out_column;
+  const bool int8 = info(w.spec().dtype).block_quantised() && in.type == Activation::kInt8Blocks;
+  if (int8) {
+    int8_of(in, num_rows);
+  } else {
+    floats_of(in, num_rows);
+  }
+  copies_.set_valid(out, false);
+  product_ = {&w, out.data, out_column, num_rows};
+  if (num_rows == 0 || w.spec().rows == 0) return;
+  reserve_scratch(kernels_.linear_scratch_bytes(product_args(in, num_rows, w, 0)));
+  const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
+  submit({read_of(source)[0], {out.data, Use::kWritePart, &w}}, [=, this, &w, stride = out.columns](std::size_t thread) {
+    multiply(thread, copies_.at(source, thread), num_rows, w, bias, to, stride);
+  });
+}
+
+void CpuDevice::rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
+                                  std::size_t layer) {
+  const StepBatch& batch = step();
+  const CacheView view = checked_cache(qkv, spec, cache, layer);
+  float* rows = floats_of(qkv, batch.num_tokens());
+  if (table) check_table(*table, batch, spec.head_dim);
+  attention_.plan(batch, spec, heads_of_product(qkv, spec) != nullptr);
+  if (recording_ && attention_.can_append()) {  // attention will do it
+    rotation_ = {rows, &cache, layer, table};
+    return;
+  }
+  reserve_scratch(spec.head_dim * sizeof(float));
+  copies_.set_valid(qkv, false);
+  submit({{qkv.data, Use::kWrite}, {view.cache, Use::kWrite}},
+         [=, this, columns = qkv.columns, heads = spec.num_heads, kv_heads = spec.num_kv_heads](std::size_t thread) {
+           const Share tokens = share_of(step_->num_tokens(), thread, pool_.size());
+           for (std::size_t token = tokens.first; token < tokens.end; ++token) {
+             append_token(rows + token * columns, token, heads, kv_heads, table, view, reinterpret_cast<float*>(scratch_[thread].data()));
+           }
+         });
+}
+
+void CpuDevice::attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) {
+  const StepBatch& batch = step();
+  AttentionCall call;
+  call.cache = checked_cache(qkv, spec, cache, layer);
+  require(out.columns == spec.num_heads * spec.head_dim, "attention: the output must have num_heads * head_dim columns");
+  const std::size_t tokens = batch.num_tokens();
+  call.qkv = floats_of(qkv, tokens);
+  call.qkv_columns = qkv.columns;
+  call.scale = spec.scale;
+  call.window = spec.window;
+  call.soft_cap = spec.soft_cap;
+  if (!spec.slopes.empty()) {
+    require(spec.slopes.size() == spec.num_heads, "attention: a slope for each head is needed");
+    call.slopes = spec.slopes.data();
+  }
+  const LinearWeight* own = heads_of_product(qkv, spec);  // the thread of a KV head computed what it needs itself
+  attention_.plan(batch, spec, own != nullptr);
+  if (rotation_.rows != nullptr) {
+    if (rotation_.rows != call.qkv || rotation_.cache != &cache || rotation_.layer != layer)
+      throw std::logic_error("attention: its queries were not the last that were rotated");
+    call.appends = true;
+    call.table = rotation_.table;
+    rotation_ = {};
+  }
+  call.counters = attention_.begin_call();
+  const bool rounds_later = out.type == Activation::kInt8Blocks && spec.head_dim % kBlock != 0;
+  if (out.type == Activation::kFloat32) {
+    call.floats = floats_of(out, tokens);
+  } else if (!rounds_later) {
+    call.int8 = int8_of(out, tokens);
+  } else {
+    if (attended_.size() < tokens * out.columns) attended_.resize(tokens * out.columns);
+    call.floats = attended_.data();
+  }
+  const void* written = rounds_later ? attended_.data() : out.data;
+  copies_.set_valid(out, false);
+  submit({{qkv.data, Use::kRead, call.appends ? own : nullptr},
+          {call.cache.cache, call.appends ? Use::kWrite : Use::kRead},
+          {written, Use::kWrite}},
+         [this, call](std::size_t thread) { attention_.run(call, thread); });
+  if (rounds_later) convert({attended_.data(), out.columns, tokens, Activation::kFloat32}, tokens, out);
+}
+
+void CpuDevice::gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) {
+  require(gate_up.columns == 2 * out.columns, "gated: the input must have twice the columns of the output");
+  const float* from = floats_of(gate_up, num_rows);
+  // The thread that has a share of the gate has the same of up: it finds what it wrote itself.
+  const LinearWeight* own = shares_of_product(gate_up, num_rows, 2, out.type == Activation::kInt8Blocks ? kBlock : 1);
+  activate_columns(function, {gate_up.data, Use::kRead, own}, from, 2 * out.columns, from + out.columns, num_rows, out);
+}
+
+void CpuDevice::activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) {
+  require(x.columns == out.columns, "activate: the columns differ");
+  const float* from = floats_of(x, num_rows);
+  const LinearWeight* own = shares_of_product(x, num_rows, 1, out.type == Activation::kInt8Blocks ? kBlock : 1);
+  activate_columns(function, {x.data, Use::kRead, own}, from, x.columns, nullptr, num_rows, out);
+}
+
+/// Every thread does its columns of all rows: those of the product that `read` names by its shares, else an even part.
+void CpuDevice::activate_columns(Nonlinearity function, const Access& read, const float* from, std::size_t stride, const float* up,
+                                 std::size_t num_rows, const Matrix& out) {
+  const bool blocks = out.type == Activation::kInt8Blocks;
+  float* floats = blocks ? nullptr : floats_of(out, num_rows);
+  const Int8View int8 = blocks ? int8_of(out, num_rows) : Int8View{};
+  const LinearWeight* own = static_cast<const LinearWeight*>(read.shares);
+  const std::size_t n = out.columns, unit = blocks ? kBlock : kLanes;
+  if (blocks) reserve_scratch(n * sizeof(float));
+  copies_.set_valid(out, false);
+  submit({read, {out.data, Use::kWrite}}, [=, this](std::size_t thread) {
+    Share columns = share_of((n + unit - 1) / unit, thread, pool_.size());
+    columns = {std::min(columns.first * unit, n), std::min(columns.end * unit, n)};
+    if (own != nullptr) columns = {own->share_row(thread), own->share_row(thread + 1)};
+    const std::size_t count = columns.end - columns.first;
+    if (count == 0) return;
+    for (std::size_t t = 0; t < num_rows; ++t) {
+      float* to = blocks ? reinterpret_cast<float*>(scratch_[thread].data()) : floats + t * n + columns.first;
+      kernels_.activate(function, from + t * stride + columns.first, up == nullptr ? nullptr : up + t * stride + columns.first, count, to);
+      if (!blocks) continue;
+      const std::size_t entry = t * int8.blocks + columns.first / kBlock;
+      kernels_.quantise(to, count / kBlock, int8.quants + t * int8.stride + columns.first, int8.scales + entry, int8.scaled_sums + entry,
+                        int8.sums + 2 * entry);
+    }
+  });
+}
+
+void CpuDevice::convert(const Matrix& x, std::size_t num_rows, const Matrix& out) {
+  require(x.columns == out.columns, "convert: the columns differ");
+  if (x.type == out.type) throw std::invalid_argument("convert: both matrices have the same type");
+  const bool expands = x.type == Activation::kInt8Blocks;
+  if (expands) {
+    int8_of(x, num_rows);
+  } else {
+    floats_of(x, num_rows);
+  }
+  if (for_all(num_rows)) copy_row(x);
+  const RowPlace source = copies_.find(x);
+  into_rows(read_of(source), out, num_rows, [this, source, expands](std::size_t thread, std::size_t t, float* to) {
+    const Matrix from = copies_.at(source, thread);
+    if (expands) return expand_quants(int8_view(from), t, from.columns, to);
+    std::memcpy(to, static_cast<const float*>(from.data) + t * from.columns, from.columns * sizeof(float));
+  });
+}
+
+void CpuDevice::top_of_rows(const Matrix& logits, std::size_t num_rows) {
+  const float* rows = floats_of(logits, num_rows);
+  const LinearWeight* own = shares_of_product(logits, num_rows, 1, 1);
+  tops_.resize(num_rows * pool_.size());
+  submit({{logits.data, Use::kRead, own}}, [=, this, n = logits.columns](std::size_t thread) {
+    Share columns = share_of(n, thread, pool_.size());
+    if (own != nullptr) columns = {own->share_row(thread), own->share_row(thread + 1)};
+    for (std::size_t t = 0; t < num_rows; ++t) {
+      Top top = kernels_.top(rows + t * n + columns.first, columns.end - columns.first);
+      if (top.id >= 0) top.id += static_cast<std::int32_t>(columns.first);
+      tops_[t * pool_.size() + thread] = top;
+    }
+  });
+}
+
+/// Scratch memory for expand_table_row, and `more` bytes behind it; returns where those begin.
+std::size_t CpuDevice::reserve_table_row(const LinearWeight& table, std::size_t columns, std::size_t more) {
+  require(columns == table.spec().columns && table.spec().first_column == 0, "the columns of a table and of the rows differ");
+  require(table.num_parts() == 1, "a table has no parts");
+  const std::size_t bytes = info(table.spec().dtype).block_quantised() ? 0 : row_bytes(table.spec().dtype, columns);
+  const std::size_t end = (bytes + 63) / 64 * 64;
+  reserve_scratch(end + more);
+  return end;
+}
+
+void CpuDevice::expand_table_row(const LinearWeight& table, std::size_t index, std::size_t thread, std::span<float> row) {
+  const PackedShape& shape = table.part(0).shape();
+  const std::size_t panel = index / kLanes, owner = shape.share_of(panel);
+  const std::byte* share = table.part(0).share(owner);
+  if (info(shape.dtype).block_quantised()) {
+    const std::byte* packed = share + (panel - shape.share_begin(owner)) * shape.panel_bytes();
+    return kernels_.expand_row(shape.dtype, packed, row.size(), index % kLanes, row.data());
+  }
+  const std::span stored(scratch_[thread].data(), row_bytes(shape.dtype, row.size()));
+  unpack_float_row(shape, share, index, stored);
+  dequantise(shape.dtype, stored, row);
+}
+
+bool CpuDevice::for_all(std::size_t num_rows) const { return recording_ && num_rows == 1; }
+
+CpuDevice::RowAccesses CpuDevice::read_of(const RowPlace& place) {
+  return {{{place.real.data, place.offset == RowPlace::kNone ? Use::kRead : Use::kReadCopy}, {}}};
+}
+
+void CpuDevice::copy_row(const Matrix& x) {
+  if (copies_.find(x).offset != RowPlace::kNone) return;
+  const RowPlace place = place_of(x);
+  submit({{x.data, Use::kRead}}, [=, this](std::size_t thread) {
+    if (thread == 0) return;
+    const Matrix to = copies_.at(place, thread);
+    if (to.type == Activation::kFloat32) {
+      std::memcpy(to.data, place.real.data, to.columns * sizeof(float));
+      return;
+    }
+    const Int8View from_view = int8_view(place.real), to_view = int8_view(to);
+    std::memcpy(to_view.quants, from_view.quants, to.columns);
+    std::memcpy(to_view.scales, from_view.scales, to_view.blocks * sizeof(float));
+    std::memcpy(to_view.scaled_sums, from_view.scaled_sums, to_view.blocks * sizeof(float));
+    std::memcpy(to_view.sums, from_view.sums, 2 * to_view.blocks * sizeof(std::int32_t));
+  });
+  copies_.set_valid(x, true);
+}
+
+LinearArgs CpuDevice::product_args(const Matrix& in, std::size_t num_rows, const LinearWeight& w, std::size_t part) {
+  const PackedShape& shape = w.part(part).shape();
+  LinearArgs args{};
+  args.dtype = shape.dtype;
+  args.rows = shape.rows;
+  args.columns = shape.columns;
+  args.first_block = shape.first_block();
+  args.panel_bytes = shape.panel_bytes();
+  args.leaves = w.spec().leaves.data();
+  args.num_leaves = w.spec().leaves.size();
+  args.num_tokens = num_rows;
+  if (in.type == Activation::kInt8Blocks) {
+    args.int8 = int8_view(in);
+  } else {
+    args.floats = static_cast<const float*>(in.data);
+  }
+  return args;
+}
+
+void CpuDevice::multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
+                         std::size_t out_stride) {
+  std::size_t begin = 0;
+  for (std::size_t part = 0; part < w.num_parts(); ++part) {
+    const PackedShape& shape = w.part(part).shape();
+    LinearArgs args = product_args(in, num_rows, w, part);
+    args.bias = bias == nullptr ? nullptr : bias + begin;
+    args.out = out + begin;
+    args.out_stride = out_stride;
+    kernels_.linear(args, w.part(part).share(thread), shape.share_begin(thread), shape.share_begin(thread + 1), scratch_[thread].data());
+    begin += shape.rows;
+  }
+}
+
+const LinearWeight* CpuDevice::shares_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t parts, std::size_t unit) const {
+  const LinearWeight* weight = product_.weight;
+  if (weight == nullptr || product_.out != matrix.data || product_.out_column != 0 || product_.num_rows != num_rows) return nullptr;
+  if (weight->spec().rows != matrix.columns || weight->num_parts() != parts) return nullptr;
+  for (std::size_t thread = 1; thread < pool_.size(); ++thread) {
+    if (weight->share_row(thread) % unit != 0) return nullptr;
+  }
+  return weight;
+}
+
+const LinearWeight* CpuDevice::heads_of_product(const Matrix& qkv, const AttentionSpec& spec) const {
+  const LinearWeight* weight = recording_ ? shares_of_product(qkv, step_->num_tokens(), 3, 1) : nullptr;
+  if (weight == nullptr || spec.num_kv_heads % pool_.size() != 0 || spec.num_heads % spec.num_kv_heads != 0) return nullptr;
+  for (std::size_t head = 0; head < spec.num_heads; ++head) {  // those of a KV head side by side, as the rows of the product are
+    if (spec.kv_head_of[head] != head / (spec.num_heads / spec.num_kv_heads)) return nullptr;
+  }
+  for (std::size_t thread = 1; thread < pool_.size(); ++thread) {
+    const Share heads = share_of(spec.num_heads, thread, pool_.size()), kv_heads = share_of(spec.num_kv_heads, thread, pool_.size());
+    if (weight->share_row(thread, 0) != heads.first * spec.head_dim || weight->share_row(thread, 1) != kv_heads.first * spec.head_dim ||
+        weight->share_row(thread, 2) != kv_heads.first * spec.head_dim) {
+      return nullptr;
+    }
+  }
+  return weight;
+}
+
+void CpuDevice::expand_quants(const Int8View& view, std::size_t row, std::size_t columns, float* to) {
+  for (std::size_t i = 0; i < columns; ++i) {
+    to[i] = view.scales[row * view.blocks + i / kBlock] * static_cast<float>(view.quants[row * view.stride + i]);
+  }
+}
+
+CacheView CpuDevice::checked_cache(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer) {
+  const CpuKvCache& own = static_cast<const CpuKvCache&>(cache);
+  require(qkv.columns == (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim,
+          "attention: qkv does not have (heads + 2 * KV heads) * head_dim columns");
+  require(own.spec().num_kv_heads == spec.num_kv_heads && own.spec().head_dim == spec.head_dim && layer < own.spec().num_layers,
+          "attention: the cache does not fit");
+  return own.layer(layer);
+}
+
+void CpuDevice::check_table(const RotaryTable& table, const StepBatch& batch, std::size_t head_dim) {
+  require(table.rotary_dim % 2 == 0 && table.rotary_dim <= head_dim, "rotary_dim must be even and at most head_dim");
+  const std::size_t known = table.rotary_dim == 0 ? SIZE_MAX : std::min(table.cosines.size(), table.sines.size()) / (table.rotary_dim / 2);
+  if (table.by_token) return require(known >= batch.num_tokens(), "the rotary table has fewer rows than the step has tokens");
+  for (const std::int32_t position : batch.positions) {
+    if (position < 0 || static_cast<std::size_t>(position) >= known) {
+      throw std::out_of_range("position " + std::to_string(position) + " is outside the rotary table, which has " + std::to_string(known));
+    }
+  }
+}
+
+void CpuDevice::append_token(float* row, std::size_t token, std::size_t heads, std::size_t kv_heads, const RotaryTable* table,
+                             const CacheView& cache, float* scratch) const {
+  const StepBatch& batch = *step_;
+  const auto behind = std::upper_bound(batch.sequences.begin(), batch.sequences.end(), token,
+                                       [](std::size_t t, const StepBatch::Sequence& sequence) { return t < sequence.first_token; });
+  const StepBatch::Sequence& sequence = *(behind - 1);
+  const std::size_t position = sequence.first_position + (token - sequence.first_token);
+  const std::size_t angles = table != nullptr && table->by_token ? token : static_cast<std::size_t>(batch.positions[token]);
+  attention_.append_token(row, angles, heads, kv_heads, table, cache,
+                          batch.block_tables[sequence.block_table + position / cache.block_size], position % cache.block_size, scratch);
+}
+
+}  // namespace lockstep::device::cpu

@@ -1,0 +1,301 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "device/cpu/attention.h"
+#include "device/cpu/cpu_device.h"
+#include "device/cpu/int8_matrix.h"
+#include "device/cpu/kernels.h"
+#include "device/cpu/linear_weight.h"
+#include "device/cpu/memory.h"
+#include "device/cpu/row_copies.h"
+#include "device/cpu/selection.h"
+#include "device/cpu/step_program.h"
+#include "device/cpu/thread_pool.h"
+#include "device/cpu/weight.h"
+#include "device/device.h"
+
+namespace lockstep::device::cpu {
+
+class CpuKvCache final : public KvCache {
+ public:
+  explicit CpuKvCache(const KvCacheSpec& spec) : spec_(spec), memory_(spec.num_blocks * spec.bytes_per_block() + 64) {}
+  const KvCacheSpec& spec() const override { return spec_; }
+  CacheView layer(std::size_t layer) const {
+    const std::size_t half = spec_.block_size * spec_.head_dim * info(spec_.dtype).block_bytes;
+    const std::size_t block = 2 * half * spec_.num_kv_heads;
+    return {memory_.data() + layer * spec_.num_blocks * block, block, 2 * half, half, spec_.block_size, spec_.head_dim, spec_.dtype};
+  }
+
+ private:
+  KvCacheSpec spec_;
+  HugeMemory memory_;  // 64 bytes longer: the last values are read as whole vectors
+};
+
+inline void require(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(what);
+}
+
+inline float* floats_of(const Matrix& matrix, std::size_t rows) {
+  require(matrix.type == Activation::kFloat32, "a kFloat32 matrix is needed here");
+  require(rows <= matrix.capacity_rows, "more rows than the matrix has room for");
+  return static_cast<float*>(matrix.data);
+}
+
+inline Int8View int8_of(const Matrix& matrix, std::size_t rows) {
+  require(matrix.type == Activation::kInt8Blocks, "a kInt8Blocks matrix is needed here");
+  require(matrix.columns % kBlock == 0, "a kInt8Blocks matrix needs a multiple of 32 columns");
+  require(rows <= matrix.capacity_rows, "more rows than the matrix has room for");
+  return int8_view(matrix);
+}
+
+using Use = Access::Use;
+
+/// The rows, or columns, [first, end) of `count` that a thread does.
+struct Share {
+  std::size_t first, end;
+};
+inline Share share_of(std::size_t count, std::size_t thread, std::size_t num_threads) {
+  return {count * thread / num_threads, count * (thread + 1) / num_threads};
+}
+
+/// make_cpu_device() makes it. In run_step with several threads, ops are put into a program; all threads then walk it together
+/// (step_program.h). Anywhere else, and with one thread, an op is run by the time its call returns.
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(const CpuOptions& options)
+      : kernels_(kernels_for(options.isa)),
+        pool_(options.num_threads, options.processors),
+        copies_(pool_.size()),
+        attention_(pool_.size(), kernels_),
+        selection_(pool_, options.isa),
+        arenas_(pool_.size()),
+        scratch_(pool_.size()) {}
+
+  std::string description() const override;
+  std::string numerics() const override { return "cpu"; }
+  Activation activation_for(DType weight) const override { return cpu_activation_for(weight); }
+  bool multiplies(DType weight, Activation activation) const override {
+    return activation == Activation::kFloat32 || activation == activation_for(weight);
+  }
+  std::unique_ptr<Buffer> allocate(std::size_t bytes) override;
+  std::size_t matrix_bytes(Activation type, std::size_t rows, std::size_t columns) const override;
+  std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) override;
+  std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) override;
+  void synchronize() override { flush(); }
+  void write_floats(std::span<const float> from, void* to) override;
+  void read_floats(const Matrix& from, std::size_t first, std::size_t count, std::span<float> to) override;
+  void prepare_steps(const StepLimits& limits) override { attention_.prepare(limits); }
+  StepRows begin_step(const StepBatch& batch) override;
+  void run_step(const std::function<void()>& walk) override;
+  void begin_host_access(const Matrix& matrix) override;
+  void embed(const Weight* table, std::int32_t first_id, const Matrix& out) override;
+  void select_logit_rows(const Matrix& from, const Matrix& out) override;
+  void norm(const Matrix& x, std::size_t num_rows, const Norm& norm, const Matrix& out) override;
+  void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) override;
+  void add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                const Matrix& out) override;
+  void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
+              std::size_t out_column) override;
+  void rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
+                         std::size_t layer) override;
+  void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) override;
+  void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override;
+  void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override;
+  void add_positions(const Weight& table, std::size_t offset, const Matrix& x) override;
+  void scale(const Matrix& x, std::size_t num_rows, float factor) override;
+  void soft_cap(const Matrix& x, std::size_t num_rows, float cap) override;
+  void gate_rows(const Matrix& x, std::size_t num_rows, const Matrix& gates) override;
+  void norm_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                  const Norm& norm) override;
+  void square_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                    const Matrix& out) override;
+  void norm_by_square(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_columns, const Matrix& squares,
+                      std::size_t norm_columns, const float* weight, float eps) override;
+  void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) override;
+  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, Nonlinearity function,
+               std::span<const Leaf> leaves, const Matrix& out) override;
+  void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override;
+  void top_of_rows(const Matrix& logits, std::size_t num_rows) override;
+  void read_tops(std::span<Top> tops) override;
+  void prepare_selection(std::size_t, std::span<const SegmentRun> runs) override { selection_.prepare(runs); }
+  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override;
+  void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) override;
+  void read_selection(std::span<std::byte> found) override;
+
+  /// Barriers within the latest program, for tests.
+  std::size_t barriers() const { return program_.barriers(); }
+
+ private:
+  using RowAccesses = std::array<Access, 2>;
+
+  /// While it lives, ops are put into the program instead of being run: all threads will walk it together.
+  class Recording {
+   public:
+    explicit Recording(CpuDevice& device) : device_(device) { device_.recording_ = device_.pool_.size() > 1; }
+    ~Recording() {  // what is left was cut short by an exception
+      device_.recording_ = false;
+      device_.program_.clear();
+      device_.rotation_ = {};
+    }
+    Recording(const Recording&) = delete;
+    Recording& operator=(const Recording&) = delete;
+
+   private:
+    CpuDevice& device_;
+  };
+
+  /// While it lives, ops are run at once also within a step.
+  class Pause {
+   public:
+    explicit Pause(CpuDevice& device) : device_(device), recorded_(device.recording_) { device_.recording_ = false; }
+    ~Pause() { device_.recording_ = recorded_; }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    CpuDevice& device_;
+    bool recorded_;
+  };
+
+  /// Rows [first, first + count) of all.
+  struct Rows {
+    std::size_t first, count, all;
+  };
+
+  /// Queries, keys and values that attention is to rotate and append.
+  struct Rotation {
+    const float* rows = nullptr;
+    const KvCache* cache = nullptr;
+    std::size_t layer = 0;
+    const RotaryTable* table = nullptr;
+  };
+  /// The latest product, whose output its reader may find shared out as it needs it.
+  struct Product {
+    const LinearWeight* weight = nullptr;
+    const void* out = nullptr;
+    std::size_t out_column = 0;
+    std::size_t num_rows = 0;
+  };
+
+  const StepBatch& step() const;
+  Top top_of_row(std::size_t row) const;
+
+  template <class Op>
+  void submit(std::initializer_list<Access> accesses, const Op& op) {
+    if (recording_) return program_.add({accesses.begin(), accesses.size()}, op);
+    const FloatMode mode;
+    pool_.run(op);
+  }
+
+  /// op(thread, row) for every row, each thread its part.
+  template <class Op>
+  void over_rows(std::initializer_list<Access> accesses, std::size_t num_rows, const Op& op) {
+    submit(accesses, [op, num_rows, threads = pool_.size()](std::size_t thread) {
+      const Share rows = share_of(num_rows, thread, threads);
+      for (std::size_t t = rows.first; t < rows.end; ++t) op(thread, t);
+    });
+  }
+
+  /// The same for an op that changes rows of `x`, and reads those of another matrix.
+  template <class Op>
+  void change_rows(const Matrix& x, Access reads, std::size_t num_rows, const Op& op) {
+    copies_.set_valid(x, false);
+    over_rows({{x.data, Use::kWrite}, reads}, num_rows, op);
+  }
+
+  void flush();
+
+  std::size_t reserve_table_row(const LinearWeight& table, std::size_t columns, std::size_t more = 0);
+  /// A row of a table as floats, by the scratch memory of reserve_table_row.
+  void expand_table_row(const LinearWeight& table, std::size_t index, std::size_t thread, std::span<float> row);
+
+  Matrix scratch_matrix(std::vector<std::byte>& memory, Activation type, std::size_t rows, std::size_t columns) const;
+  void sum_experts(const Matrix& h, Rows rows, const float* routing, std::span<const Expert> experts, Nonlinearity function,
+                   std::span<const Leaf> leaves, const Matrix& out);
+  void add_leaves(Rows rows, std::span<const Leaf> leaves, const Matrix& out);
+
+  void reserve_scratch(std::size_t bytes);
+
+  /// Whether an op on so many rows is done by every thread for itself: sooner done than handed out.
+  bool for_all(std::size_t num_rows) const;
+
+  RowPlace place_of(const Matrix& matrix) { return copies_.place(matrix, matrix_bytes(matrix.type, 1, matrix.columns)); }
+
+  static RowAccesses read_of(const RowPlace& place);
+
+  void activate_columns(Nonlinearity function, const Access& read, const float* from, std::size_t stride, const float* up,
+                        std::size_t num_rows, const Matrix& out);
+
+  /// Gives every thread its copy of a row that stands in `x` only.
+  void copy_row(const Matrix& x);
+
+  /// op(thread, row, floats to fill) for every row of `out`, quantised afterwards where `out` is. A single row is done by every thread,
+  /// into its copy.
+  template <class Op>
+  void into_rows(const RowAccesses& reads, const Matrix& out, std::size_t num_rows, const Op& op) {
+    const bool blocks = out.type == Activation::kInt8Blocks, all = for_all(num_rows);
+    if (blocks) {
+      int8_of(out, num_rows);
+      reserve_scratch(out.columns * sizeof(float));
+    } else {
+      floats_of(out, num_rows);
+    }
+    const RowPlace target = all ? place_of(out) : RowPlace{out};
+    submit({reads[0], reads[1], {out.data, all ? Use::kWriteCopy : Use::kWrite}}, [=, this](std::size_t thread) {
+      const Share rows = all ? Share{0, 1} : share_of(num_rows, thread, pool_.size());
+      const Matrix to = copies_.at(target, thread);
+      for (std::size_t t = rows.first; t < rows.end; ++t) {
+        float* row = blocks ? reinterpret_cast<float*>(scratch_[thread].data()) : static_cast<float*>(to.data) + t * to.columns;
+        op(thread, t, row);
+        if (blocks) quantise_row(kernels_, row, int8_view(to), t);
+      }
+    });
+    copies_.set_valid(out, all);
+  }
+
+  static LinearArgs product_args(const Matrix& in, std::size_t num_rows, const LinearWeight& w, std::size_t part);
+  void multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
+                std::size_t out_stride);
+
+  /// The weight of the latest product if `matrix` is what it wrote, packed in so many parts, and every thread's share of columns begins at
+  /// a multiple of `unit`.
+  const LinearWeight* shares_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t parts, std::size_t unit) const;
+  /// The same for attention: the weight if the thread of a KV head has all rows of that head and of its queries.
+  const LinearWeight* heads_of_product(const Matrix& qkv, const AttentionSpec& spec) const;
+
+  static void expand_quants(const Int8View& view, std::size_t row, std::size_t columns, float* to);
+
+  static CacheView checked_cache(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer);
+
+  static void check_table(const RotaryTable& table, const StepBatch& batch, std::size_t head_dim);
+
+  void append_token(float* row, std::size_t token, std::size_t heads, std::size_t kv_heads, const RotaryTable* table,
+                    const CacheView& cache, float* scratch) const;
+
+  const Kernels& kernels_;
+  const StepBatch* step_ = nullptr;
+  std::vector<Top> tops_;  // [rows of top_of_rows, threads]: ids are of the whole row
+  ThreadPool pool_;
+  RowCopies copies_;
+  AttentionRunner attention_;
+  StepProgram program_;
+  bool recording_ = false;
+  Rotation rotation_;
+  Product product_;
+  CpuSelection selection_;
+  std::vector<float> maxima_of_rows_;
+  std::vector<Arena> arenas_;                    // of each thread
+  std::vector<std::vector<std::byte>> scratch_;  // of each thread
+  std::vector<std::byte> expert_memory_[4];      // rows of one expert: in, products, inner, partial sums
+  std::vector<std::uint32_t> expert_rows_;
+  std::vector<float> leaf_sums_;
+  std::vector<float> attended_;  // attention results on their way to int8, where a head is not whole blocks
+};
+
+}  // namespace lockstep::device::cpu

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace lockstep::device {
+
+/// A core: those of its processors (hyperthreads) that may be used, by the numbers of the operating system.
+struct Core {
+  std::vector<int> processors;
+  std::size_t node = 0;  // memory node, counted from 0
+};
+
+/// The cores that this thread may run on, those of a memory node side by side; processors outside its affinity mask are left out.
+/// @throws std::runtime_error if the machine can not be looked at.
+std::vector<Core> usable_cores();
+
+/// The cores of a machine that is described in the words of hwloc ("pack:2 [numa] core:4 pu:2"), for tests.
+/// @throws std::runtime_error for any other words.
+std::vector<Core> cores_of_machine(const std::string& synthetic);
+
+/// One of several ranks that share the same cores.
+struct PlacementRequest {
+  std::size_t rank = 0;
+  std::size_t num_ranks = 1;
+  std::size_t threads = 0;                           // 0: one a core
+  std::size_t quota = static_cast<std::size_t>(-1);  // processors' worth of time that all ranks together are given
+};
+
+struct Placement {
+  std::size_t num_threads = 1;
+  std::vector<std::vector<int>> processors;  // [num_threads]: where each may run; empty: not bound
+};
+
+/// Every rank has cores of its own, as many as the others but for one, of one memory node where there are as many ranks as nodes, else of
+/// whole nodes. Only where there are more ranks than cores do two of them share one, on hyperthreads of their own; where there are more
+/// than hyperthreads, nothing is bound. Threads are bound one by one if they fill the cores of the rank, and move freely within them if
+/// they do not: another job may be busy on some.
+Placement place_rank(const std::vector<Core>& cores, const PlacementRequest& request);
+
+/// Lets the calling thread run on these processors only. What the system refuses is left as it is: a binding changes no answer.
+void bind_this_thread(const std::vector<int>& processors) noexcept;
+
+}  // namespace lockstep::device

@@ -1,0 +1,85 @@
+#include "device/cpu/step_program.h"
+
+#include <array>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "device/cpu/row_copies.h"
+
+namespace lockstep::device::cpu {
+namespace {
+
+using Use = Access::Use;
+
+/// Barriers of a program of ops that do nothing but touch buffers.
+std::size_t barriers_of(const std::vector<std::vector<Access>>& ops) {
+  ThreadPool pool(2);
+  StepProgram program;
+  for (const auto& accesses : ops) program.add(accesses, [](std::size_t) {});
+  program.run(pool);
+  EXPECT_TRUE(program.empty());
+  return program.barriers();
+}
+
+const int x = 0, y = 0, shares = 0, other_shares = 0;
+
+TEST(StepProgram, PutsABarrierWhereAnotherThreadMayHaveWrittenWhatIsRead) {
+  EXPECT_EQ(barriers_of({{{&x, Use::kWrite}}, {{&x, Use::kRead}}}), 1u);
+  EXPECT_EQ(barriers_of({{{&x, Use::kWrite}}, {{&y, Use::kRead}}}), 0u);
+  EXPECT_EQ(barriers_of({{{&x, Use::kWrite}}, {{&x, Use::kReadCopy}}}), 1u);
+  EXPECT_EQ(barriers_of({{{&x, Use::kWriteCopy}}, {{&x, Use::kRead}}}), 1u);
+  EXPECT_EQ(barriers_of({{{&x, Use::kWrite}}, {{&x, Use::kRead}}, {{&x, Use::kRead}}}), 1u) << "one barrier serves all later readers";
+}
+
+TEST(StepProgram, PutsABarrierWhereAnotherThreadMayStillRead) {
+  EXPECT_EQ(barriers_of({{{&x, Use::kRead}}, {{&x, Use::kWrite}}}), 1u);
+  EXPECT_EQ(barriers_of({{{&x, Use::kRead}}, {{&x, Use::kWriteCopy}}}), 1u) << "thread 0's copy is the buffer itself";
+  EXPECT_EQ(barriers_of({{{&x, Use::kReadCopy}}, {{&x, Use::kWrite}}}), 1u);
+  EXPECT_EQ(barriers_of({{{&x, Use::kRead}}, {{&x, Use::kRead}}}), 0u);
+}
+
+TEST(StepProgram, NeedsNoBarrierForCopiesForSeparatePartsAndForAThreadsOwnShare) {
+  EXPECT_EQ(barriers_of({{{&x, Use::kWriteCopy}}, {{&x, Use::kReadCopy}}, {{&x, Use::kWriteCopy}}}), 0u);
+  EXPECT_EQ(barriers_of({{{&x, Use::kWritePart}}, {{&x, Use::kWritePart}}}), 0u);
+  EXPECT_EQ(barriers_of({{{&x, Use::kWritePart}}, {{&x, Use::kWrite}}}), 1u);
+  EXPECT_EQ(barriers_of({{{&x, Use::kWritePart, &shares}}, {{&x, Use::kRead, &shares}}}), 0u);
+  EXPECT_EQ(barriers_of({{{&x, Use::kWritePart, &shares}}, {{&x, Use::kRead, &other_shares}}}), 1u);
+  EXPECT_EQ(barriers_of({{{&x, Use::kWritePart, &shares}}, {{&x, Use::kWritePart, &other_shares}}, {{&x, Use::kRead, &shares}}}), 1u);
+}
+
+TEST(StepProgram, LetsEveryThreadSeeWhatTheOthersWroteBeforeABarrier) {
+  for (const std::size_t threads : {1, 2, 3, 9}) {
+    ThreadPool pool(threads);
+    StepProgram program;
+    std::vector<std::size_t> values(threads, 0), sums(threads, 0);
+    for (std::size_t round = 1; round <= 300; ++round) {
+      for (int op = 0; op < 3; ++op) {
+        program.add(std::array<Access, 1>{{{&x, Use::kWrite}}}, [&values](std::size_t thread) { ++values[thread]; });
+        program.add(std::array<Access, 1>{{{&x, Use::kRead}}},
+                    [&values, &sums](std::size_t thread) { sums[thread] = std::accumulate(values.begin(), values.end(), std::size_t{0}); });
+      }
+      program.run(pool);
+      ASSERT_EQ(sums, std::vector<std::size_t>(threads, 3 * round * threads)) << threads << " threads";
+    }
+  }
+}
+
+TEST(RowCopies, GiveThread0TheMatrixAndTheOthersMemoryOfTheirOwn) {
+  RowCopies copies(3);
+  std::array<float, 20> row{}, other{};
+  const Matrix matrix{row.data(), 20, 1, Activation::kFloat32}, second{other.data(), 20, 1, Activation::kFloat32};
+  EXPECT_EQ(copies.find(matrix).offset, RowPlace::kNone);
+  const RowPlace place = copies.place(matrix, sizeof row), next = copies.place(second, sizeof other);
+  EXPECT_EQ(copies.find(matrix).offset, RowPlace::kNone) << "not valid yet";
+  copies.set_valid(matrix, true);
+  EXPECT_EQ(copies.find(matrix).offset, place.offset);
+  EXPECT_EQ(copies.at(place, 0).data, row.data());
+  EXPECT_NE(copies.at(place, 1).data, copies.at(place, 2).data);
+  EXPECT_NE(copies.at(place, 1).data, copies.at(next, 1).data);
+  copies.invalidate_all();
+  EXPECT_EQ(copies.find(matrix).offset, RowPlace::kNone);
+}
+
+}  // namespace
+}  // namespace lockstep::device::cpu
