@@ -13,6 +13,9 @@ namespace {
 
 /// As convert scripts name the architectures in GGUF files.
 std::string gguf_architecture(const ModelSpec& spec) {
+  if (spec.rope.scaling != RopeScaling::kNone) {
+    throw std::runtime_error(spec.source + ": a Hugging Face folder with scaled rotary angles cannot be turned into GGUF yet");
+  }
   if (spec.architecture == "llama") return "llama";
   throw std::runtime_error(spec.source + ": a Hugging Face folder of architecture '" + spec.architecture +
                            "' cannot be turned into GGUF; supported: llama (a GGUF file of it can be quantised)");
@@ -29,7 +32,7 @@ void set_sizes(const ModelSpec& spec, const std::string& architecture, GgufMetad
   metadata.set_uint32(key("attention.head_count_kv"), spec.num_kv_heads);
   metadata.set_uint32(key("attention.key_length"), spec.head_dim);
   metadata.set_uint32(key("attention.value_length"), spec.head_dim);
-  metadata.set_float32(key("attention.layer_norm_rms_epsilon"), spec.rms_norm_eps);
+  metadata.set_float32(key("attention.layer_norm_rms_epsilon"), spec.norm.eps);
   metadata.set_uint32(key("rope.dimension_count"), spec.rope.rotary_dim);
   metadata.set_float32(key("rope.freq_base"), static_cast<float>(spec.rope.theta));
 }
@@ -93,14 +96,16 @@ GgufMetadataBuilder metadata_from_folder(const OpenedModel& model) {
 std::vector<SourceTensor> tensors_from_folder(const OpenedModel& model) {
   const ModelSpec& spec = model.spec;
   const Family& family = family_of(spec.architecture);
+  ModelSpec in_gguf = spec;
+  in_gguf.naming = NamingScheme::kGguf;
   const parallel::Graph graph = family.build(spec);
   std::vector<SourceTensor> tensors;
   for (const parallel::TensorDecl& decl : graph.tensors) {
     const std::array<std::size_t, 2> shape{decl.rows, decl.columns};
     const auto wanted = std::span(shape).subspan(decl.is_vector() ? 1 : 0);
-    const StoredTensor& stored = model.weights->require(stored_name(family, NamingScheme::kHuggingFace, decl.name), wanted);
+    const StoredTensor& stored = model.weights->require(stored_name(family, spec, decl.name), wanted);
     const bool moves = decl.rotary_rows && !spec.rotary_pairs_interleaved && spec.rope.rotary_dim > 0;
-    tensors.push_back({&stored, stored_name(family, NamingScheme::kGguf, decl.name), moves ? spec.head_dim : 0});
+    tensors.push_back({&stored, stored_name(family, in_gguf, decl.name), moves ? spec.head_dim : 0});
   }
   return tensors;
 }
@@ -121,9 +126,9 @@ void check_same_model(const ModelSpec& read, const ModelSpec& written) {
                     read.num_kv_heads == written.num_kv_heads && read.head_dim == written.head_dim &&
                     read.intermediate_size == written.intermediate_size && read.vocab_size == written.vocab_size &&
                     read.max_position_embeddings == written.max_position_embeddings);
-  same("norm", read.rms_norm_eps == written.rms_norm_eps);
-  same("rotary embedding",
-       static_cast<float>(read.rope.theta) == static_cast<float>(written.rope.theta) && read.rope.rotary_dim == written.rope.rotary_dim);
+  same("norm", read.norm.kind == written.norm.kind && read.norm.eps == written.norm.eps);
+  same("rotary embedding", static_cast<float>(read.rope.theta) == static_cast<float>(written.rope.theta) &&
+                               read.rope.rotary_dim == written.rope.rotary_dim && read.rope.scaling == written.rope.scaling);
   same("biases", read.attention_bias == written.attention_bias && read.attention_output_bias == written.attention_output_bias &&
                      read.mlp_bias == written.mlp_bias);
   same("head", read.tie_word_embeddings == written.tie_word_embeddings);
