@@ -27,19 +27,14 @@ Owned make_matrix(Device& device, Activation type, std::size_t rows, std::size_t
   return owned;
 }
 
+/// Random numbers; whatever may be a float of 16 or 32 bits is small.
 void fill(std::span<std::byte> to, DType dtype, std::uint32_t seed) {
   std::minstd_rand generator(seed);
-  for (std::size_t i = 0; i < to.size(); ++i) to[i] = static_cast<std::byte>(generator() >> 8);
-  const std::size_t block = info(dtype).block_bytes;
-  for (std::size_t at = 0; at + block <= to.size(); at += block) {  // keep what is a float small
-    const float small = 0.01f;
-    const std::uint16_t half = dtype == DType::kBF16 ? float_to_bfloat16(small) : float_to_half(small);
-    if (dtype == DType::kF32) {
-      std::memcpy(&to[at], &small, 4);
-    } else {
-      std::memcpy(&to[at], &half, 2);
-    }
-    if (dtype == DType::kQ4_1) std::memcpy(&to[at + 2], &half, 2);
+  for (std::byte& byte : to) byte = static_cast<std::byte>(generator() >> 8);
+  const std::size_t block = info(dtype).block_bytes, step = info(dtype).block_quantised() ? 2 : block;
+  for (std::size_t at = 0; at + block <= to.size(); at += block) {
+    for (std::size_t i = step - 1; i < block; i += step) to[at + i] &= std::byte{0xBF};  // the exponent's top bit
+    if (dtype == DType::kMXFP4) to[at] = std::byte{120};
   }
 }
 
@@ -129,7 +124,7 @@ void row_ops(benchmark::State& state, Isa isa, std::size_t rows) {
   const Owned x = make_matrix(*device, Activation::kFloat32, rows, 576), blocks = make_matrix(*device, Activation::kInt8Blocks, rows, 576);
   const std::vector<float> weight(576, 1.0f);
   for (std::size_t i = 0; i < rows * 576; ++i) static_cast<float*>(x.matrix.data)[i] = std::sin(static_cast<float>(i));
-  for (auto _ : state) device->rms_norm(x.matrix, rows, weight.data(), 1e-5f, blocks.matrix);
+  for (auto _ : state) device->norm(x.matrix, rows, Norm::rms(weight.data(), 1e-5f), blocks.matrix);
   const double bytes = static_cast<double>(rows * (576 * 4 + 576 / 32 * (32 + 12)));
   state.counters["GB/s"] = benchmark::Counter(1e-9 * static_cast<double>(state.iterations()) * bytes, benchmark::Counter::kIsRate);
   if (rows > 1) state.counters["probe_GB/s"] = 1e-9 * measure_read_bandwidth(1, std::size_t{200} << 20, 0.3);
@@ -139,7 +134,7 @@ void swiglu_op(benchmark::State& state, Isa isa, std::size_t rows) {
   const auto device = make_cpu_device({1, isa});
   const Owned x = make_matrix(*device, Activation::kFloat32, rows, 3072),
               blocks = make_matrix(*device, Activation::kInt8Blocks, rows, 1536);
-  for (auto _ : state) device->swiglu(x.matrix, rows, blocks.matrix);
+  for (auto _ : state) device->gated(Nonlinearity::kSilu, x.matrix, rows, blocks.matrix);
   const double bytes = static_cast<double>(rows * (3072 * 4 + 1536 / 32 * (32 + 12)));
   state.counters["GB/s"] = benchmark::Counter(1e-9 * static_cast<double>(state.iterations()) * bytes, benchmark::Counter::kIsRate);
   if (rows > 1) state.counters["probe_GB/s"] = 1e-9 * measure_read_bandwidth(1, std::size_t{200} << 20, 0.3);
@@ -153,7 +148,9 @@ benchmark::internal::Benchmark* timed(benchmark::internal::Benchmark* run, std::
 [[maybe_unused]] const int kRegistered = [] {
   for (const Isa isa : supported_isas()) {
     const std::string name(isa_name(isa));
-    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1}) {
+    for (const DType dtype :
+         {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kQ2_K,
+          DType::kQ3_K, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS, DType::kMXFP4}) {
       const std::string type(info(dtype).name);
       for (const std::size_t threads : {1, 2}) {
         const std::string suffix = "/" + type + "/" + name + "/threads:" + std::to_string(threads);
@@ -162,10 +159,11 @@ benchmark::internal::Benchmark* timed(benchmark::internal::Benchmark* run, std::
                 threads)
               ->MinTime(isa == Isa::kPortable ? 0.01 : 0.4);
         };
-        add("decode", 3072, 576, 1, 1);
+        const std::size_t hidden = info(dtype).block_size > 32 ? 512 : 576;  // whole super-blocks
+        add("decode", 3072, hidden, 1, 1);
         add("decode_16_leaves", 576, 1536, 1, 16);
-        add("batch_of_8", 3072, 576, 8, 1);
-        add("prefill_of_128", 3072, 576, 128, 1);
+        add("batch_of_8", 3072, hidden, 8, 1);
+        add("prefill_of_128", 3072, hidden, 128, 1);
         add("prefill_of_128_big", 4096, 4096, 128, 1);
         add("prefill_of_128_16_leaves", 576, 1536, 128, 16);
       }

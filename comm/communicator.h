@@ -38,12 +38,11 @@ struct Position {
   char node[48] = {};  // zero-terminated name of the graph node, or of the phase ("load", "schedule")
 };
 
-/// What follows a row-parallel product: x += sum (+ bias), out = rms_norm(x). See device::Device::add_rms_norm.
+/// What follows a row-parallel product: x += sum (+ bias), out = norm(x). See device::Device::add_norm.
 struct ResidualNorm {
   device::Matrix x;
   const float* bias = nullptr;
-  const float* weight = nullptr;
-  float eps = 0.0f;
+  device::Norm norm;
   device::Matrix out;
 };
 
@@ -63,12 +62,12 @@ class Communicator {
   /// whole tree. Allreduce of `count` values moves about 4 * count * roots bytes out of each rank.
   /// `values` is memory of the rank's device, and the call is ordered with the ops of that device; all other calls are about host memory.
   virtual void all_reduce(const TreeSum& tree, float* values, std::size_t count) = 0;
-  /// all_reduce of `num_rows` rows of `partial` (kFloat32), then device.add_rms_norm with the sum. The same bits as the two calls; a
+  /// all_reduce of `num_rows` rows of `partial` (kFloat32), then device.add_norm with the sum. The same bits as the two calls; a
   /// transport between GPUs makes it one kernel. What `partial` holds at the end is undefined.
   virtual void all_reduce_add_norm(device::Device& device, const TreeSum& tree, const device::Matrix& partial, std::size_t num_rows,
                                    const ResidualNorm& then) {
     all_reduce(tree, static_cast<float*>(partial.data), num_rows * partial.columns);
-    device.add_rms_norm(then.x, partial, num_rows, then.bias, then.weight, then.eps, then.out);
+    device.add_norm(then.x, partial, num_rows, then.bias, then.norm, then.out);
   }
   /// Every rank contributes bytes_per_rank[rank] bytes (zero is fine); `all` receives them in rank order. `mine` must not overlap `all`.
   virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank) = 0;

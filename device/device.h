@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "device/dtype.h"
+#include "device/selection.h"
 
 namespace lockstep::device {
 
@@ -56,9 +57,16 @@ struct WeightSpec {
   std::size_t rows = 0;
   std::size_t columns = 0;
   std::vector<Leaf> leaves;            // a column-parallel product has one: {columns, 0, true}
+  std::size_t first_column = 0;        // of `columns` within its super-block, where the type has them: a shard may begin inside of one
   std::vector<std::size_t> part_rows;  // its rows are parts (queries, keys, values; gate, up) of which what stands at the same share of
                                        // each is used together; empty: one part
   std::size_t num_roots() const;
+  /// @param most_open_sums  partial sums that the device can keep between two leaves
+  /// @throws std::invalid_argument, naming the weight, if there is no column, or the leaves do not cover the columns, cut a block, or leave
+  /// too many sums or a root of several.
+  void check(std::size_t most_open_sums) const;
+  /// The whole blocks that hold the columns: covering_bytes(dtype, first_column, columns).
+  std::size_t stored_row_bytes() const;
 };
 
 /// A weight matrix in the layout of a device.
@@ -69,7 +77,7 @@ class Weight {
   virtual std::size_t size_bytes() const = 0;
 };
 
-/// Fills `to` with rows [first, first + count) as stored (row_bytes(dtype, columns) each). Called from several threads at once.
+/// Fills `to` with rows [first, first + count) as stored (stored_row_bytes() each). Called from several threads at once.
 using ReadRows = std::function<void(std::size_t first, std::size_t count, std::span<std::byte> to)>;
 
 /// How a KV cache makes its numbers smaller: 8 bits each and one fp32 scale for each token, KV head and keys or values, from that token's
@@ -139,6 +147,32 @@ struct AttentionSpec {
   std::uint32_t window = 0;               // a query at position p sees keys in (p - window, p]; 0: all of [0, p]
 };
 
+/// How a row is normalised (docs/numerics.md, N3). Vectors are fp32 [columns] in device memory.
+struct Norm {
+  enum class Kind : std::uint8_t {
+    kRms,    // x / sqrt(mean(x^2) + eps) * weight
+    kLayer,  // (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias
+  };
+  Kind kind = Kind::kRms;
+  const float* weight = nullptr;  // null: ones
+  const float* bias = nullptr;    // kLayer; null: zeros
+  float eps = 0.0f;
+
+  static Norm rms(const float* weight, float eps) { return {Kind::kRms, weight, nullptr, eps}; }
+  static Norm layer(const float* weight, const float* bias, float eps) { return {Kind::kLayer, weight, bias, eps}; }
+};
+
+/// The function of a feed-forward block (docs/numerics.md, N4).
+enum class Nonlinearity : std::uint8_t {
+  kSilu,      // x / (1 + e^-x)
+  kGelu,      // x * Phi(x), Phi the normal distribution: the one with erf
+  kGeluTanh,  // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
+  kRelu,      // max(x, 0)
+};
+
+/// "silu", "gelu", "gelu_tanh", "relu".
+std::string_view name_of(Nonlinearity function);
+
 /// cos and sin of every position: [num_positions, rotary_dim / 2] each, fp32.
 struct RotaryTable {
   std::span<const float> cosines;
@@ -200,13 +234,13 @@ class Device {
   virtual void embed(const Weight* table, std::int32_t first_id, const Matrix& out) = 0;
   /// out row i = from row logit_rows[i] of the step. Both kFloat32, as many columns.
   virtual void select_logit_rows(const Matrix& from, const Matrix& out) = 0;
-  /// out = x / sqrt(mean(x^2) + eps) * weight. x kFloat32, weight fp32 [columns]; out of either type.
-  virtual void rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) = 0;
+  /// out = the norm of x. x kFloat32; out of either type.
+  virtual void norm(const Matrix& x, std::size_t num_rows, const Norm& norm, const Matrix& out) = 0;
   /// x += delta (+ bias [columns], if there is one: (delta + bias) is added). Both kFloat32.
   virtual void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) = 0;
-  /// add, then rms_norm of x into `out`.
-  virtual void add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
-                            const Matrix& out) = 0;
+  /// add, then the norm of x into `out`.
+  virtual void add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                        const Matrix& out) = 0;
   /// Root r of the product goes to rows [r * num_rows, (r + 1) * num_rows) of `out`: with one root, out = in W^T (+ bias [rows of W]).
   /// The product stands in columns [out_column, out_column + rows of W) of `out`: stacked products of several types share one matrix.
   /// `in` is of the type that activation_for() names for W. out is kFloat32 and has room for num_roots x num_rows rows.
@@ -218,14 +252,34 @@ class Device {
                                  std::size_t layer) = 0;
   /// Causal attention of the queries in `qkv` over the cache, as stored. out of either type, [T, num_heads * head_dim].
   virtual void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) = 0;
-  /// out = silu(gate) * up. gate_up kFloat32 [T, 2 * n]: gate, then up. out of either type, [T, n].
-  virtual void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) = 0;
+  /// out = function(gate) * up. gate_up kFloat32 [T, 2 * n]: gate, then up. out of either type, [T, n].
+  virtual void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) = 0;
+  /// out = function(x). x kFloat32 [T, n]; out of either type, [T, n].
+  virtual void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) = 0;
   /// out = x as the other type.
   virtual void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) = 0;
   /// Finds the top of each row of logits; read_tops() then has them.
   virtual void top_of_rows(const Matrix& logits, std::size_t num_rows) = 0;
   /// The first tops of the latest top_of_rows(), complete on return.
   virtual void read_tops(std::span<Top> tops) = 0;
+
+  // Selection from rows of logits that stay where they are: begin, then maxima summed up over the ranks (every other rank's are +0), then
+  // finish. Outside of run_step, after
+  // top_of_rows() of the same logits. `logits` may have no column: the rank's part of the vocabulary is empty.
+
+  /// The most that a selection will ever hold on this rank; once, after prepare_steps(), before the first one.
+  /// @param runs  of the segments of this rank
+  virtual void prepare_selection(std::size_t max_rows, std::span<const SegmentRun> runs) = 0;
+  /// Changes the logits, and writes maxima [num_ranks][rows of the selection][2], fp32 in device memory: the maximum of the changed row and
+  /// of the row as it is at this rank's place, -infinity where there is no column, and +0 at the places of all others. `changes` have ids
+  /// relative to the rank's first one. What `selection` refers to is needed until read_selection().
+  virtual void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks,
+                               float* maxima) = 0;
+  /// Sums and candidates, given the maxima of all ranks; then the logits are as they were.
+  virtual void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) = 0;
+  /// What was found, as a SelectionLayout of (selection.rows, columns, runs) says; complete on return. Candidates have ids relative to the
+  /// rank's first one, and the logits of the row as it is; they are in no order.
+  virtual void read_selection(std::span<std::byte> found) = 0;
 };
 
 }  // namespace lockstep::device

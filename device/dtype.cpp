@@ -4,45 +4,20 @@
 #include <array>
 #include <bit>
 #include <cctype>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
 namespace lockstep::device {
 namespace {
 
-constexpr std::array<DTypeInfo, 6> kTypes{{
-    {DType::kF32, "F32", 1, 4},
-    {DType::kF16, "F16", 1, 2},
-    {DType::kBF16, "BF16", 1, 2},
-    {DType::kQ8_0, "Q8_0", 32, 34},
-    {DType::kQ4_0, "Q4_0", 32, 18},
-    {DType::kQ4_1, "Q4_1", 32, 20},
-}};
-
-template <class T>
-T load(const std::byte* from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
-void dequantise_block(DType dtype, const std::byte* block, float* values) {
-  const float scale = half_to_float(load<std::uint16_t>(block));
-  if (dtype == DType::kQ8_0) {
-    for (int i = 0; i < 32; ++i) values[i] = scale * static_cast<float>(load<std::int8_t>(block + 2 + i));
-    return;
-  }
-  const bool has_minimum = dtype == DType::kQ4_1;
-  const float minimum = has_minimum ? half_to_float(load<std::uint16_t>(block + 2)) : 0.0f;
-  const std::byte* nibbles = block + (has_minimum ? 4 : 2);
-  for (int i = 0; i < 16; ++i) {
-    const int low = std::to_integer<int>(nibbles[i]) & 15;
-    const int high = std::to_integer<int>(nibbles[i]) >> 4;
-    values[i] = has_minimum ? scale * static_cast<float>(low) + minimum : scale * static_cast<float>(low - 8);
-    values[i + 16] = has_minimum ? scale * static_cast<float>(high) + minimum : scale * static_cast<float>(high - 8);
-  }
-}
+constexpr std::array kTypes{
+    DTypeInfo{DType::kF32, "F32", 1, 4},       DTypeInfo{DType::kF16, "F16", 1, 2},         DTypeInfo{DType::kBF16, "BF16", 1, 2},
+    DTypeInfo{DType::kQ8_0, "Q8_0", 32, 34},   DTypeInfo{DType::kQ4_0, "Q4_0", 32, 18},     DTypeInfo{DType::kQ4_1, "Q4_1", 32, 20},
+    DTypeInfo{DType::kQ5_0, "Q5_0", 32, 22},   DTypeInfo{DType::kQ5_1, "Q5_1", 32, 24},     DTypeInfo{DType::kQ2_K, "Q2_K", 256, 84},
+    DTypeInfo{DType::kQ3_K, "Q3_K", 256, 110}, DTypeInfo{DType::kQ4_K, "Q4_K", 256, 144},   DTypeInfo{DType::kQ5_K, "Q5_K", 256, 176},
+    DTypeInfo{DType::kQ6_K, "Q6_K", 256, 210}, DTypeInfo{DType::kIQ4_NL, "IQ4_NL", 32, 18}, DTypeInfo{DType::kIQ4_XS, "IQ4_XS", 256, 136},
+    DTypeInfo{DType::kMXFP4, "MXFP4", 32, 17},
+};
 
 }  // namespace
 
@@ -67,6 +42,22 @@ std::size_t row_bytes(DType dtype, std::size_t columns) {
                                 " blocks of " + std::to_string(type.block_size));
   }
   return columns / type.block_size * type.block_bytes;
+}
+
+std::size_t covering_bytes(DType dtype, std::size_t first, std::size_t columns) {
+  const DTypeInfo& type = info(dtype);
+  if (first % type.cut_size() != 0 || columns % type.cut_size() != 0) {
+    throw std::invalid_argument("columns " + std::to_string(first) + " + " + std::to_string(columns) + " of a row of " +
+                                std::string(type.name) + " are not whole pieces of " + std::to_string(type.cut_size()));
+  }
+  const std::size_t end = (first + columns + type.block_size - 1) / type.block_size;
+  return columns == 0 ? 0 : (end - first / type.block_size) * type.block_bytes;
+}
+
+std::string dtype_names() {
+  std::string names;
+  for (const DTypeInfo& type : kTypes) names += (names.empty() ? "" : ", ") + std::string(type.name);
+  return names;
 }
 
 float half_to_float(std::uint16_t half) {
@@ -102,22 +93,6 @@ std::uint16_t float_to_bfloat16(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
   return static_cast<std::uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
-}
-
-void dequantise(DType dtype, std::span<const std::byte> stored, std::span<float> values) {
-  switch (dtype) {
-    case DType::kF32: std::memcpy(values.data(), stored.data(), values.size_bytes()); return;
-    case DType::kF16:
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = half_to_float(load<std::uint16_t>(&stored[2 * i]));
-      return;
-    case DType::kBF16:
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = bfloat16_to_float(load<std::uint16_t>(&stored[2 * i]));
-      return;
-    default: break;
-  }
-  const std::size_t block_bytes = info(dtype).block_bytes;
-  for (std::size_t block = 0; block * 32 < values.size(); ++block)
-    dequantise_block(dtype, &stored[block * block_bytes], &values[block * 32]);
 }
 
 }  // namespace lockstep::device

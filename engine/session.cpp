@@ -153,6 +153,7 @@ void Session::State::make_engine(parallel::RankGraph plan, LoadedShard shard) {
                                                        .prefill_chunk = options.prefill_chunk,
                                                        .num_blocks = kv.num_blocks,
                                                        .block_size = kv.block_size,
+                                                       .prefix_caching = options.prefix_caching,
                                                        .preempt_every = options.preempt_every},
                                          .max_model_len = max_model_len,
                                          .vocab_size = model.spec.vocab_size,

@@ -32,6 +32,7 @@ struct SessionOptions {
   std::size_t max_num_seqs = 32;
   std::size_t max_num_batched_tokens = 512;
   std::size_t prefill_chunk = 0;  // tokens of one sequence's prefill in a step; 0: what the step has room for
+  bool prefix_caching = true;     // requests that begin with the same tokens share the KV blocks of those
   std::size_t preempt_every = 0;  // test aid
   bool one_leaf = false;          // for measurements: see parallel::plan
 };

@@ -27,7 +27,7 @@ std::size_t streamed_bytes(const parallel::RankGraph& graph) {
   std::size_t bytes = 0;
   for (const std::size_t weight : used) {
     const device::WeightSpec& spec = graph.weights[weight].spec;
-    bytes += spec.rows * device::row_bytes(spec.dtype, spec.columns);
+    bytes += spec.rows * spec.stored_row_bytes();
   }
   return bytes;
 }

@@ -144,6 +144,8 @@ void add_common_options(OptionTable& table) {
   table.section("Scheduling", running);
   table.add("max-num-seqs", integer(&C::max_num_seqs, 1, 1 << 20), "N", "sequences computed together at most");
   table.add("max-num-batched-tokens", integer(&C::max_num_batched_tokens, 1, 1 << 24), "N", "tokens of one step at most");
+  table.add("enable-prefix-caching", toggle(&C::enable_prefix_caching), "",
+            "let requests that begin alike share the keys and values of that (never in bench)");
   table.add("max-prefill-chunk", integer(&C::max_prefill_chunk, 1, 1 << 24), "N", "prompt tokens of one sequence in a step at most");
   table.add("block-size", integer(&C::block_size, 16, 4096), "N", "tokens of a block of the KV cache, a multiple of 16");
   table.add("kv-cache-memory", bytes(&C::kv_cache_memory), "BYTES",

@@ -114,6 +114,7 @@ comm::CudaRankOptions gpu_options(const RankContext& context) {
           .allow_shared_gpu = config.allow_shared_gpu,
           .graphs = !config.enforce_eager,
           .fast = config.reduction == "fast",
+          .host_threads = context.placement.num_threads,
           .deadline = deadline_of(config),
           .tuning = config.comm_tuning};
 }

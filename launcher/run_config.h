@@ -23,6 +23,7 @@ struct RunConfig {
   std::int64_t max_num_seqs = 64;
   std::int64_t max_num_batched_tokens = 512;
   std::int64_t max_prefill_chunk = 512;
+  bool enable_prefix_caching = true;
   std::int64_t block_size = 16;
   std::optional<std::uint64_t> kv_cache_memory;  // bytes of a rank
   std::optional<std::uint64_t> seed;

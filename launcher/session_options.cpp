@@ -46,6 +46,7 @@ engine::SessionOptions session_options(const RunConfig& config, std::size_t loca
   options.max_num_seqs = static_cast<std::size_t>(config.max_num_seqs);
   options.max_num_batched_tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   options.prefill_chunk = static_cast<std::size_t>(config.max_prefill_chunk);
+  options.prefix_caching = config.enable_prefix_caching && config.subcommand != Subcommand::kBench;
   options.preempt_every = static_cast<std::size_t>(config.debug_preempt_every);
   options.one_leaf = config.debug_one_leaf;
   return options;

@@ -163,7 +163,7 @@ class Supervisor {
     rank.pid = peer_pid(connection.socket);
     rank.last_heard = rank.last_moved = Clock::now();
     if (stop_signal_ != 0) send(connection, control::Stop{stop_signal_});
-    if (failure_) send(connection, control::Kill{*failure_});
+    if (kill_reason_) send(connection, control::Kill{*kill_reason_});
   }
 
   void on_bye(int number, int exit_code) {
@@ -197,6 +197,8 @@ class Supervisor {
     if (failure_ || killed_by_signal_) return;  // they were told to go
     if (has_verdict_of_its_own()) return;       // mpirun ended it after another rank's orderly exit
     if (child_is_dead()) return;                // it went with the command, which will be named
+    // One that never said hello may be the first that died. Only mpirun knows, and it tells when all are gone.
+    if (!chatter_.death() && some_rank_is_absent()) return take_down("a rank died while the job started");
     fail(name_the_dead());
   }
 
@@ -211,6 +213,10 @@ class Supervisor {
   /// Some rank has ended in order, with a code that says something: bad usage, lines without an answer, a signal.
   bool has_verdict_of_its_own() const {
     return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.exit_code.value_or(0) > 1; });
+  }
+
+  bool some_rank_is_absent() const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.state == Rank::State::kAbsent; });
   }
 
   bool child_is_dead() const {
@@ -291,7 +297,7 @@ class Supervisor {
   void judge_child_exit(int status) {
     if (!all_said_bye() && !failure_ && !has_verdict_of_its_own()) {
       const bool started = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.state != Rank::State::kAbsent; });
-      if (WIFEXITED(status) && (suspect_ || chatter_.death())) {
+      if ((WIFEXITED(status) || kill_reason_) && (suspect_ || chatter_.death())) {
         remember_failure(name_the_dead());
         return context_.stop();
       }
@@ -316,11 +322,17 @@ class Supervisor {
     for (std::size_t i = 0; i < ranks_.size(); ++i) places_ += fmt::format("{}rank {}: {}", i == 0 ? "" : "; ", i, place(ranks_[i]));
   }
 
-  /// Takes the job down: ranks are told, then killed, then the command is.
   void fail(std::string reason) {
     if (failure_) return;
     remember_failure(std::move(reason));
-    send_all(control::Kill{*failure_});
+    take_down(*failure_);
+  }
+
+  /// Ranks are told, then killed, then the command is.
+  void take_down(std::string reason) {
+    if (kill_reason_) return;
+    kill_reason_ = std::move(reason);
+    send_all(control::Kill{*kill_reason_});
     kill_timer_.expires_after(kAbortGrace);
     kill_timer_.async_wait([this](error_code error) {
       if (!error) kill_ranks();
@@ -372,7 +384,7 @@ class Supervisor {
     watch_timer_.expires_after(kWatchInterval);
     watch_timer_.async_wait([this](error_code error) {
       if (error) return;
-      if (!failure_) look_for_stalls(Clock::now());
+      if (!kill_reason_) look_for_stalls(Clock::now());
       watch();
     });
   }
@@ -451,7 +463,8 @@ class Supervisor {
   bool show_chatter_ = false;
   std::optional<int> suspect_;  // the first rank that went without a word
   std::optional<int> dead_rank_;
-  std::optional<std::string> failure_;
+  std::optional<std::string> failure_;      // why the job failed
+  std::optional<std::string> kill_reason_;  // what ranks are told since they are being taken down
   std::string places_;
 };
 

@@ -129,6 +129,7 @@ class Planner {
     weight.spec.name = weight.name;
     weight.spec.dtype = first.dtype;
     weight.spec.columns = weight.pieces.front().columns.size();
+    weight.spec.first_column = weight.pieces.front().columns.begin % device::info(first.dtype).block_size;
     weight.spec.leaves = leaves_of_product(first, weight.spec.columns);
     out_.weights.push_back(std::move(weight));
     return weights_[tensors] = out_.weights.size() - 1;

@@ -55,6 +55,8 @@ if [ $full = yes ]; then
   say "the whole contract"
   scripts/contract.sh
   if [ $final = simt ]; then
+    say "the whole contract on emulated GPUs"
+    LOCKSTEP_CONTRACT=full build/simt/tests/simt_contract_test
     say "seeded bugs in the kernels"
     scripts/simt-mutants.sh
     say "the check of GPU machines, on emulated GPUs"

@@ -48,17 +48,15 @@ void reduce_two_shot(const Launch& where, const IpcView& view, const TreeProgram
 }
 
 void reduce_one_shot_add_norm(const Launch& where, const IpcView& view, const TreeProgram& program, Rows partial, std::size_t num_rows,
-                              Rows x, const float* bias, const float* weight, float eps, Rows out) {
+                              Rows x, const float* bias, const device::Norm& norm, Rows out) {
   if (num_rows == 0) return;
   const Reduction reduction{static_cast<float*>(partial.data), num_rows * partial.columns, 0, roots_of(program, view.rank)};
-  const bool aligned = is_aligned(x) && is_aligned(bias) && is_aligned(weight) && is_aligned(out);
-  const device::cuda::NormArguments norm{device::cuda::mutable_rows<float>(x), {nullptr, 0}, bias, weight, eps,
-                                         static_cast<unsigned>(x.columns),     aligned};
+  const device::cuda::NormArguments arguments = device::cuda::norm_arguments(x, nullptr, bias, norm, out);
   const unsigned blocks = static_cast<unsigned>(std::min<std::size_t>(view.num_blocks, num_rows));
-  device::cuda::dispatch(out.type, [&](auto* element) {
+  device::cuda::dispatch_norm(norm.kind, out.type, [&]<device::Norm::Kind kKind>(auto* element) {
     using Element = std::remove_pointer_t<decltype(element)>;
-    check(launch(one_shot_norm_kernel<Element>, dim3(blocks), dim3(reduce_threads), stack_bytes(program), where.stream, view, program,
-                 reduction, num_rows, norm, device::cuda::mutable_rows<Element>(out)),
+    check(launch(one_shot_norm_kernel<kKind, Element>, dim3(blocks), dim3(reduce_threads), stack_bytes(program), where.stream, view,
+                 program, reduction, num_rows, arguments, device::cuda::mutable_rows<Element>(out)),
           "launching one_shot_norm_kernel");
   });
 }

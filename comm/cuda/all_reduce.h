@@ -18,10 +18,10 @@ inline constexpr std::size_t min_slot_floats = 4 * 256;
 void reduce_one_shot(const Launch& launch, const IpcView& view, const TreeProgram& program, float* values, std::size_t count);
 void reduce_two_shot(const Launch& launch, const IpcView& view, const TreeProgram& program, float* values, std::size_t count);
 
-/// reduce_one_shot of num_rows rows, then x += sum (+ bias), out = rms_norm(x), in one kernel: the bits of the two. `partial` is not
+/// reduce_one_shot of num_rows rows, then x += sum (+ bias), out = norm(x), in one kernel: the bits of the two. `partial` is not
 /// written.
 void reduce_one_shot_add_norm(const Launch& launch, const IpcView& view, const TreeProgram& program, Rows partial, std::size_t num_rows,
-                              Rows x, const float* bias, const float* weight, float eps, Rows out);
+                              Rows x, const float* bias, const device::Norm& norm, Rows out);
 
 /// out[i] = sum, i < count. This rank's roots are at own[root * own_stride + i], those of rank q at
 /// others[(q * roots_per_rank + root) * stride + i]. `out` may be `own`.

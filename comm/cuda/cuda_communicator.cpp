@@ -21,7 +21,26 @@
 namespace lockstep::comm {
 namespace {
 
-using namespace cuda;
+using cuda::built_in_table;
+using cuda::card_error;
+using cuda::exchange_cards;
+using cuda::HostWords;
+using cuda::IpcExchange;
+using cuda::IpcView;
+using cuda::Launch;
+using cuda::make_card;
+using cuda::make_tree_program;
+using cuda::name_of;
+using cuda::NcclAllReduce;
+using cuda::RankCard;
+using cuda::read_table;
+using cuda::reduce_one_shot;
+using cuda::reduce_one_shot_add_norm;
+using cuda::reduce_two_shot;
+using cuda::sum_gathered;
+using cuda::Transport;
+using cuda::TransportTable;
+using cuda::TreeProgram;
 using device::cuda::PinnedMemory;
 using device::cuda::rows_of;
 
@@ -241,7 +260,7 @@ void Member::all_reduce_add_norm(device::Device& device, const TreeSum& tree, co
   guarded([&] {
     look();
     reduce_one_shot_add_norm(where(), lasting_->exchange->view(), program_of(tree), rows_of(partial), num_rows, rows_of(then.x), then.bias,
-                             then.weight, then.eps, rows_of(then.out));
+                             then.norm, rows_of(then.out));
   });
 }
 

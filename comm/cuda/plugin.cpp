@@ -25,7 +25,8 @@ std::unique_ptr<device::cuda::CudaDevice> open_device(const CudaRankOptions& opt
   const int visible = count_devices(problem);
   if (visible == 0) throw std::runtime_error("the GPUs can not be used: " + problem);
   const int ordinal = device::cuda::choose_ordinal(visible, options.local_rank, options.local_size, options.allow_shared_gpu);
-  return device::cuda::make_cuda_device({.ordinal = ordinal, .graphs = options.graphs, .fast = options.fast});
+  return device::cuda::make_cuda_device(
+      {.ordinal = ordinal, .graphs = options.graphs, .fast = options.fast, .host_threads = options.host_threads});
 }
 
 CudaCommunicatorOptions communicator_options(const Communicator& host, device::cuda::CudaDevice& device, const CudaRankOptions& options) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -21,6 +22,7 @@ struct CudaRankOptions {
   bool allow_shared_gpu = false;               // several ranks on one GPU: for tests
   bool graphs = true;                          // record decode steps
   bool fast = false;                           // --reduction fast
+  std::size_t host_threads = 1;                // that read and repack weights
   std::chrono::milliseconds deadline{120000};  // of the wait for a step
   std::filesystem::path tuning;                // see cuda_communicator.h; may be empty
 };

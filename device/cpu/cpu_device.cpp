@@ -64,7 +64,7 @@ std::unique_ptr<Weight> CpuDevice::load_weight(WeightSpec spec, const ReadRows& 
     WeightSpec own = spec;
     own.rows = rows;
     const ReadRows read_part = [&](std::size_t first, std::size_t count, std::span<std::byte> to) { read(begin + first, count, to); };
-    packed.push_back(load_cpu_weight(std::move(own), kernels_.q8_offset, read_part, pool_, arena_));
+    packed.push_back(load_cpu_weight(std::move(own), kernels_.q8_offset, read_part, pool_, arenas_));
     begin += rows;
   }
   return std::make_unique<LinearWeight>(std::move(spec), std::move(packed));
@@ -92,7 +92,7 @@ void CpuDevice::read_floats(const Matrix& from, std::size_t first, std::size_t c
     return;
   }
   const Int8View view = int8_of(from, first + count);
-  for (std::size_t row = first; row < first + count; ++row) expand_row(view, row, from.columns, to.data() + (row - first) * from.columns);
+  for (std::size_t row = first; row < first + count; ++row) expand_quants(view, row, from.columns, to.data() + (row - first) * from.columns);
 }
 
 StepRows CpuDevice::begin_step(const StepBatch& batch) {
@@ -120,16 +120,39 @@ void CpuDevice::begin_host_access(const Matrix& matrix) {
 void CpuDevice::read_tops(std::span<Top> tops) {
   flush();
   require(tops.size() * pool_.size() <= tops_.size(), "read_tops: fewer tops were found");
-  for (std::size_t t = 0; t < tops.size(); ++t) {
-    Top best;
-    for (std::size_t thread = 0; thread < pool_.size(); ++thread) {
-      const Top& part = tops_[t * pool_.size() + thread];
-      const bool finite = best.finite && part.finite;
-      if (part.id >= 0 && (best.id < 0 || part.logit > best.logit)) best = part;
-      best.finite = finite;
-    }
-    tops[t] = best;
+  for (std::size_t row = 0; row < tops.size(); ++row) tops[row] = top_of_row(row);
+}
+
+Top CpuDevice::top_of_row(std::size_t row) const {
+  Top best;
+  for (std::size_t thread = 0; thread < pool_.size(); ++thread) {
+    const Top& part = tops_[row * pool_.size() + thread];
+    const bool finite = best.finite && part.finite;
+    if (part.id >= 0 && (best.id < 0 || part.logit > best.logit)) best = part;
+    best.finite = finite;
   }
+  return best;
+}
+
+void CpuDevice::begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) {
+  flush();
+  const FloatMode mode;
+  const std::size_t rows = tops_.size() / pool_.size();
+  for (const SelectionRow& row : selection.rows)
+    require(logits.columns == 0 || row.row < rows, "begin_selection: a row of which there is no top");
+  maxima_of_rows_.resize(rows);
+  for (std::size_t row = 0; row < rows; ++row) maxima_of_rows_[row] = top_of_row(row).logit;
+  selection_.begin(floats_of(logits, 0), logits.columns, maxima_of_rows_, selection, rank, num_ranks, maxima);
+}
+
+void CpuDevice::finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) {
+  const FloatMode mode;
+  selection_.finish(floats_of(logits, 0), logits.columns, selection, num_ranks, maxima);
+}
+
+void CpuDevice::read_selection(std::span<std::byte> found) {
+  require(found.size() >= selection_.size_bytes(), "read_selection: no room for what was found");
+  selection_.read(found);
 }
 
 const StepBatch& CpuDevice::step() const {

@@ -12,9 +12,10 @@ void CpuDevice::embed(const Weight* table, std::int32_t first_id, const Matrix& 
   floats_of(out, tokens);
   const LinearWeight* weight = static_cast<const LinearWeight*>(table);
   if (weight != nullptr) {
-    require(out.columns == weight->spec().columns, "embed: the columns of the table and of the output differ");
+    require(out.columns == weight->spec().columns && weight->spec().first_column == 0,
+            "embed: the columns of the table and of the output differ");
     require(weight->num_parts() == 1, "embed: the table has parts");
-    reserve_scratch(row_bytes(weight->spec().dtype, out.columns));
+    if (!info(weight->spec().dtype).block_quantised()) reserve_scratch(row_bytes(weight->spec().dtype, out.columns));
   }
   into_rows({}, out, tokens, [this, weight, first_id, columns = out.columns](std::size_t thread, std::size_t t, float* to) {
     const std::span row(to, columns);
@@ -23,9 +24,16 @@ void CpuDevice::embed(const Weight* table, std::int32_t first_id, const Matrix& 
       std::fill(row.begin(), row.end(), 0.0f);
       return;
     }
-    const std::span stored(scratch_[thread].data(), row_bytes(weight->spec().dtype, columns));
-    unpack_row(weight->part(0).shape(), weight->part(0).data(), static_cast<std::size_t>(index), stored);
-    dequantise(weight->spec().dtype, stored, row);
+    const PackedShape& shape = weight->part(0).shape();
+    const std::size_t at = static_cast<std::size_t>(index), panel = at / kLanes, owner = shape.share_of(panel);
+    const std::byte* share = weight->part(0).share(owner);
+    if (info(shape.dtype).block_quantised()) {
+      kernels_.expand_row(shape.dtype, share + (panel - shape.share_begin(owner)) * shape.panel_bytes(), columns, at % kLanes, to);
+    } else {
+      const std::span stored(scratch_[thread].data(), row_bytes(shape.dtype, columns));
+      unpack_float_row(shape, share, at, stored);
+      dequantise(shape.dtype, stored, row);
+    }
     for (float& value : row) value += 0.0f;  // -0 becomes +0, as it does where the rows of other ranks are added
   });
 }
@@ -43,14 +51,14 @@ void CpuDevice::select_logit_rows(const Matrix& from, const Matrix& out) {
   });
 }
 
-void CpuDevice::rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) {
-  require(x.columns == out.columns, "rms_norm: the columns differ");
+void CpuDevice::norm(const Matrix& x, std::size_t num_rows, const Norm& norm, const Matrix& out) {
+  require(x.columns == out.columns, "norm: the columns differ");
   floats_of(x, num_rows);
   if (for_all(num_rows)) copy_row(x);
   const RowPlace source = copies_.find(x);
-  into_rows(read_of(source), out, num_rows, [this, source, weight, eps](std::size_t thread, std::size_t t, float* to) {
+  into_rows(read_of(source), out, num_rows, [this, source, norm](std::size_t thread, std::size_t t, float* to) {
     const Matrix from = copies_.at(source, thread);
-    kernels_.rms_norm(static_cast<const float*>(from.data) + t * from.columns, from.columns, weight, eps, to);
+    kernels_.norm(static_cast<const float*>(from.data) + t * from.columns, from.columns, norm, to);
   });
 }
 
@@ -65,10 +73,10 @@ void CpuDevice::add(const Matrix& x, const Matrix& delta, std::size_t num_rows, 
   });
 }
 
-void CpuDevice::add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
-                             const Matrix& out) {
+void CpuDevice::add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                         const Matrix& out) {
   if (for_all(num_rows)) {
-    require(x.columns == delta.columns && x.columns == out.columns, "add_rms_norm: the columns differ");
+    require(x.columns == delta.columns && x.columns == out.columns, "add_norm: the columns differ");
     floats_of(x, num_rows);
     const float* from = floats_of(delta, num_rows);
     copy_row(x);
@@ -76,16 +84,16 @@ void CpuDevice::add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t n
     submit({{x.data, Use::kWriteCopy}, {delta.data, Use::kRead}}, [=, this](std::size_t thread) {
       kernels_.add(static_cast<float*>(copies_.at(sum, thread).data), from, bias, sum.real.columns);
     });
-    return rms_norm(x, num_rows, weight, eps, out);
+    return this->norm(x, num_rows, norm, out);
   }
-  require(x.columns == delta.columns && x.columns == out.columns, "add_rms_norm: the columns differ");
+  require(x.columns == delta.columns && x.columns == out.columns, "add_norm: the columns differ");
   float* to = floats_of(x, num_rows);
   const float* from = floats_of(delta, num_rows);
   copies_.set_valid(x, false);
   const RowAccesses accesses{{{x.data, Use::kWrite}, {delta.data, Use::kRead}}};
   into_rows(accesses, out, num_rows, [=, this, columns = x.columns](std::size_t, std::size_t t, float* normed) {
     kernels_.add(to + t * columns, from + t * columns, bias, columns);
-    kernels_.rms_norm(to + t * columns, columns, weight, eps, normed);
+    kernels_.norm(to + t * columns, columns, norm, normed);
   });
 }
 
@@ -96,8 +104,8 @@ void CpuDevice::linear(const Matrix& in, std::size_t num_rows, const Weight& wei
   require(in.columns == w.spec().columns && out_column + w.spec().rows <= out.columns, "linear: the matrices do not fit the weight");
   require(bias == nullptr || roots == 1, "linear: a bias needs a product with one root");
   float* to = floats_of(out, roots * num_rows) + out_column;
-  const bool blocks = info(w.spec().dtype).block_quantised();
-  if (blocks) {
+  const bool int8 = info(w.spec().dtype).block_quantised() && in.type == Activation::kInt8Blocks;
+  if (int8) {
     int8_of(in, num_rows);
   } else {
     floats_of(in, num_rows);
@@ -105,7 +113,7 @@ void CpuDevice::linear(const Matrix& in, std::size_t num_rows, const Weight& wei
   copies_.set_valid(out, false);
   product_ = {&w, out.data, out_column, num_rows};
   if (num_rows == 0 || w.spec().rows == 0) return;
-  reserve_scratch(kernels_.linear_scratch_bytes(w.spec().dtype, num_rows));
+  reserve_scratch(kernels_.linear_scratch_bytes(product_args(in, num_rows, w, 0)));
   const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
   submit({read_of(source)[0], {out.data, Use::kWritePart, &w}}, [=, this, &w, stride = out.columns](std::size_t thread) {
     multiply(thread, copies_.at(source, thread), num_rows, w, bias, to, stride);
@@ -172,17 +180,32 @@ void CpuDevice::attention(const Matrix& qkv, const AttentionSpec& spec, KvCache&
   if (rounds_later) convert({attended_.data(), out.columns, tokens, Activation::kFloat32}, tokens, out);
 }
 
-void CpuDevice::swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) {
-  require(gate_up.columns == 2 * out.columns, "swiglu: the input must have twice the columns of the output");
+void CpuDevice::gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) {
+  require(gate_up.columns == 2 * out.columns, "gated: the input must have twice the columns of the output");
   const float* from = floats_of(gate_up, num_rows);
+  // The thread that has a share of the gate has the same of up: it finds what it wrote itself.
+  const LinearWeight* own = shares_of_product(gate_up, num_rows, 2, out.type == Activation::kInt8Blocks ? kBlock : 1);
+  activate_columns(function, {gate_up.data, Use::kRead, own}, from, 2 * out.columns, from + out.columns, num_rows, out);
+}
+
+void CpuDevice::activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) {
+  require(x.columns == out.columns, "activate: the columns differ");
+  const float* from = floats_of(x, num_rows);
+  const LinearWeight* own = shares_of_product(x, num_rows, 1, out.type == Activation::kInt8Blocks ? kBlock : 1);
+  activate_columns(function, {x.data, Use::kRead, own}, from, x.columns, nullptr, num_rows, out);
+}
+
+/// Every thread does its columns of all rows: those of the product that `read` names by its shares, else an even part.
+void CpuDevice::activate_columns(Nonlinearity function, const Access& read, const float* from, std::size_t stride, const float* up,
+                                 std::size_t num_rows, const Matrix& out) {
   const bool blocks = out.type == Activation::kInt8Blocks;
   float* floats = blocks ? nullptr : floats_of(out, num_rows);
   const Int8View int8 = blocks ? int8_of(out, num_rows) : Int8View{};
-  const LinearWeight* own = shares_of_product(gate_up, num_rows, 2, blocks ? kBlock : 1);
+  const LinearWeight* own = static_cast<const LinearWeight*>(read.shares);
   const std::size_t n = out.columns, unit = blocks ? kBlock : kLanes;
   if (blocks) reserve_scratch(n * sizeof(float));
   copies_.set_valid(out, false);
-  submit({{gate_up.data, Use::kRead, own}, {out.data, Use::kWrite}}, [=, this](std::size_t thread) {
+  submit({read, {out.data, Use::kWrite}}, [=, this](std::size_t thread) {
     Share columns = share_of((n + unit - 1) / unit, thread, pool_.size());
     columns = {std::min(columns.first * unit, n), std::min(columns.end * unit, n)};
     if (own != nullptr) columns = {own->share_row(thread), own->share_row(thread + 1)};
@@ -190,11 +213,11 @@ void CpuDevice::swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix
     if (count == 0) return;
     for (std::size_t t = 0; t < num_rows; ++t) {
       float* to = blocks ? reinterpret_cast<float*>(scratch_[thread].data()) : floats + t * n + columns.first;
-      kernels_.swiglu(from + 2 * t * n + columns.first, from + (2 * t + 1) * n + columns.first, count, to);
+      kernels_.activate(function, from + t * stride + columns.first, up == nullptr ? nullptr : up + t * stride + columns.first, count, to);
       if (!blocks) continue;
       const std::size_t entry = t * int8.blocks + columns.first / kBlock;
       kernels_.quantise(to, count / kBlock, int8.quants + t * int8.stride + columns.first, int8.scales + entry, int8.scaled_sums + entry,
-                        int8.sums + entry);
+                        int8.sums + 2 * entry);
     }
   });
 }
@@ -212,7 +235,7 @@ void CpuDevice::convert(const Matrix& x, std::size_t num_rows, const Matrix& out
   const RowPlace source = copies_.find(x);
   into_rows(read_of(source), out, num_rows, [this, source, expands](std::size_t thread, std::size_t t, float* to) {
     const Matrix from = copies_.at(source, thread);
-    if (expands) return expand_row(int8_view(from), t, from.columns, to);
+    if (expands) return expand_quants(int8_view(from), t, from.columns, to);
     std::memcpy(to, static_cast<const float*>(from.data) + t * from.columns, from.columns * sizeof(float));
   });
 }
@@ -252,33 +275,40 @@ void CpuDevice::copy_row(const Matrix& x) {
     std::memcpy(to_view.quants, from_view.quants, to.columns);
     std::memcpy(to_view.scales, from_view.scales, to_view.blocks * sizeof(float));
     std::memcpy(to_view.scaled_sums, from_view.scaled_sums, to_view.blocks * sizeof(float));
-    std::memcpy(to_view.sums, from_view.sums, to_view.blocks * sizeof(std::int32_t));
+    std::memcpy(to_view.sums, from_view.sums, 2 * to_view.blocks * sizeof(std::int32_t));
   });
   copies_.set_valid(x, true);
 }
 
-void CpuDevice::multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
-                         std::size_t out_stride) {
+LinearArgs CpuDevice::product_args(const Matrix& in, std::size_t num_rows, const LinearWeight& w, std::size_t part) {
+  const PackedShape& shape = w.part(part).shape();
   LinearArgs args{};
-  args.dtype = w.spec().dtype;
-  args.columns = w.spec().columns;
+  args.dtype = shape.dtype;
+  args.rows = shape.rows;
+  args.columns = shape.columns;
+  args.first_block = shape.first_block();
+  args.panel_bytes = shape.panel_bytes();
   args.leaves = w.spec().leaves.data();
   args.num_leaves = w.spec().leaves.size();
   args.num_tokens = num_rows;
-  args.out_stride = out_stride;
   if (in.type == Activation::kInt8Blocks) {
     args.int8 = int8_view(in);
   } else {
     args.floats = static_cast<const float*>(in.data);
   }
+  return args;
+}
+
+void CpuDevice::multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
+                         std::size_t out_stride) {
   std::size_t begin = 0;
   for (std::size_t part = 0; part < w.num_parts(); ++part) {
     const PackedShape& shape = w.part(part).shape();
-    args.weights = w.part(part).data();
-    args.rows = shape.rows;
+    LinearArgs args = product_args(in, num_rows, w, part);
     args.bias = bias == nullptr ? nullptr : bias + begin;
     args.out = out + begin;
-    kernels_.linear(args, shape.share_begin(thread), shape.share_begin(thread + 1), scratch_[thread].data());
+    args.out_stride = out_stride;
+    kernels_.linear(args, w.part(part).share(thread), shape.share_begin(thread), shape.share_begin(thread + 1), scratch_[thread].data());
     begin += shape.rows;
   }
 }
@@ -309,7 +339,7 @@ const LinearWeight* CpuDevice::heads_of_product(const Matrix& qkv, const Attenti
   return weight;
 }
 
-void CpuDevice::expand_row(const Int8View& view, std::size_t row, std::size_t columns, float* to) {
+void CpuDevice::expand_quants(const Int8View& view, std::size_t row, std::size_t columns, float* to) {
   for (std::size_t i = 0; i < columns; ++i) {
     to[i] = view.scales[row * view.blocks + i / kBlock] * static_cast<float>(view.quants[row * view.stride + i]);
   }

@@ -14,6 +14,7 @@
 #include "device/cpu/linear_weight.h"
 #include "device/cpu/memory.h"
 #include "device/cpu/row_copies.h"
+#include "device/cpu/selection.h"
 #include "device/cpu/step_program.h"
 #include "device/cpu/thread_pool.h"
 #include "device/cpu/weight.h"
@@ -72,6 +73,8 @@ class CpuDevice final : public Device {
         pool_(options.num_threads, options.processors),
         copies_(pool_.size()),
         attention_(pool_.size(), kernels_),
+        selection_(pool_, options.isa),
+        arenas_(pool_.size()),
         scratch_(pool_.size()) {}
 
   std::string description() const override;
@@ -90,19 +93,24 @@ class CpuDevice final : public Device {
   void begin_host_access(const Matrix& matrix) override;
   void embed(const Weight* table, std::int32_t first_id, const Matrix& out) override;
   void select_logit_rows(const Matrix& from, const Matrix& out) override;
-  void rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) override;
+  void norm(const Matrix& x, std::size_t num_rows, const Norm& norm, const Matrix& out) override;
   void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) override;
-  void add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
-                    const Matrix& out) override;
+  void add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                const Matrix& out) override;
   void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
               std::size_t out_column) override;
   void rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
                          std::size_t layer) override;
   void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) override;
-  void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override;
+  void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override;
+  void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override;
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override;
   void top_of_rows(const Matrix& logits, std::size_t num_rows) override;
   void read_tops(std::span<Top> tops) override;
+  void prepare_selection(std::size_t, std::span<const SegmentRun> runs) override { selection_.prepare(runs); }
+  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override;
+  void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) override;
+  void read_selection(std::span<std::byte> found) override;
 
   /// Barriers within the latest program, for tests.
   std::size_t barriers() const { return program_.barriers(); }
@@ -142,6 +150,7 @@ class CpuDevice final : public Device {
   };
 
   const StepBatch& step() const;
+  Top top_of_row(std::size_t row) const;
 
   template <class Op>
   void submit(std::initializer_list<Access> accesses, const Op& op) {
@@ -160,6 +169,9 @@ class CpuDevice final : public Device {
   RowPlace place_of(const Matrix& matrix) { return copies_.place(matrix, matrix_bytes(matrix.type, 1, matrix.columns)); }
 
   static RowAccesses read_of(const RowPlace& place);
+
+  void activate_columns(Nonlinearity function, const Access& read, const float* from, std::size_t stride, const float* up,
+                        std::size_t num_rows, const Matrix& out);
 
   /// Gives every thread its copy of a row that stands in `x` only.
   void copy_row(const Matrix& x);
@@ -188,6 +200,7 @@ class CpuDevice final : public Device {
     copies_.set_valid(out, all);
   }
 
+  static LinearArgs product_args(const Matrix& in, std::size_t num_rows, const LinearWeight& w, std::size_t part);
   void multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
                 std::size_t out_stride);
 
@@ -197,7 +210,7 @@ class CpuDevice final : public Device {
   /// The same for attention: the weight if the thread of a KV head has all rows of that head and of its queries.
   const LinearWeight* heads_of_product(const Matrix& qkv, const AttentionSpec& spec) const;
 
-  static void expand_row(const Int8View& view, std::size_t row, std::size_t columns, float* to);
+  static void expand_quants(const Int8View& view, std::size_t row, std::size_t columns, float* to);
 
   static CacheView checked_cache(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer);
 
@@ -216,7 +229,9 @@ class CpuDevice final : public Device {
   bool recording_ = false;
   Rotation rotation_;
   Product product_;
-  Arena arena_;
+  CpuSelection selection_;
+  std::vector<float> maxima_of_rows_;
+  std::vector<Arena> arenas_;                    // of each thread
   std::vector<std::vector<std::byte>> scratch_;  // of each thread
   std::vector<float> attended_;                  // attention results on their way to int8, where a head is not whole blocks
 };

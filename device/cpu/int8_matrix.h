@@ -6,14 +6,14 @@
 #include "device/cpu/kernels.h"
 #include "device/device.h"
 
-/// The layout of a kInt8Blocks matrix on the CPU: quants of all rows, then scales, scaled sums and sums of all blocks.
+/// The layout of a kInt8Blocks matrix on the CPU: quants of all rows, then scales, scaled sums and sums (of 16 columns each) of all blocks.
 namespace lockstep::device::cpu {
 
 /// A little more than the columns: rows a power of two apart would meet in the same few cache sets.
 inline std::size_t int8_row_stride(std::size_t columns) { return (columns + 15) / 16 * 16 + 64; }
 
 inline std::size_t int8_matrix_bytes(std::size_t rows, std::size_t columns) {
-  return rows * (int8_row_stride(columns) + columns / kBlock * (2 * sizeof(float) + sizeof(std::int32_t)));
+  return rows * (int8_row_stride(columns) + columns / kBlock * (2 * sizeof(float) + 2 * sizeof(std::int32_t)));
 }
 
 inline Int8View int8_view(const Matrix& matrix) {
@@ -27,7 +27,7 @@ inline Int8View int8_view(const Matrix& matrix) {
 
 inline void quantise_row(const Kernels& kernels, const float* x, const Int8View& view, std::size_t row) {
   const std::size_t entry = row * view.blocks;
-  kernels.quantise(x, view.blocks, view.quants + row * view.stride, view.scales + entry, view.scaled_sums + entry, view.sums + entry);
+  kernels.quantise(x, view.blocks, view.quants + row * view.stride, view.scales + entry, view.scaled_sums + entry, view.sums + 2 * entry);
 }
 
 }  // namespace lockstep::device::cpu

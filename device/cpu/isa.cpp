@@ -5,10 +5,15 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace lockstep::device {
 namespace {
 
-constexpr std::array<std::string_view, 4> kNames{"portable", "avx2", "avx512", "avx512vnni"};
+constexpr std::array<std::string_view, 5> kNames{"portable", "avx2", "avx512", "avx512vnni", "neon"};
 
 std::string names_of_this_machine() {
   std::string names;
@@ -37,6 +42,8 @@ std::vector<Isa> supported_isas() {
   }
   found.push_back(Isa::kAvx512);
   if (__builtin_cpu_supports("avx512vnni")) found.push_back(Isa::kAvx512Vnni);
+#elif defined(__aarch64__)
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) found.push_back(Isa::kNeon);
 #endif
   return found;
 }

@@ -12,6 +12,8 @@ const Kernels& kernels_for(Isa isa) {
     case Isa::kAvx2: return avx2_kernels();
     case Isa::kAvx512: return avx512_kernels();
     case Isa::kAvx512Vnni: return avx512vnni_kernels();
+#elif defined(__aarch64__)
+    case Isa::kNeon: return neon_kernels();
 #endif
     default: throw std::runtime_error("this build has no kernels for '" + std::string(isa_name(isa)) + "'");
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "device/cpu/isa.h"
+#include "device/cpu/panel_layout.h"
 #include "device/device.h"
 
 /// The kernels of one instruction set, as plain functions over pointers. They know nothing of threads and allocate nothing.
@@ -24,20 +25,21 @@ struct Int8View {
   std::int8_t* quants;
   float* scales;
   float* scaled_sums;  // scale * sum of the quants of the block
-  std::int32_t* sums;
+  std::int32_t* sums;  // two a block, of 16 columns each: at [2 * (t * blocks + b)]
   std::size_t stride;
   std::size_t blocks;
 };
 
 struct LinearArgs {
   DType dtype;
-  const std::byte* weights;  // packed, see packing.h
-  std::size_t rows;          // of W, without the pad
+  std::size_t rows;  // of W, without the pad
   std::size_t columns;
+  std::size_t first_block;  // blocks of the first super-block that the shard lacks
+  std::size_t panel_bytes;  // of the block types
   const Leaf* leaves;
   std::size_t num_leaves;
-  const float* floats;  // [num_tokens, columns], or
-  Int8View int8;
+  const float* floats;  // [num_tokens, columns], or null, and then
+  Int8View int8;        // which goes with the block types
   std::size_t num_tokens;
   const float* bias;  // [rows] or null
   float* out;         // [roots, num_tokens, out_stride]: the first `rows` of each are written
@@ -75,13 +77,18 @@ struct Kernels {
   Isa isa;
   bool q8_offset;  // Q8_0 weights are stored with 128 added (the top bit flipped)
 
-  /// Panels [first, end) of the product; the panels of one call are packed together. `scratch` holds linear_scratch_bytes.
-  void (*linear)(const LinearArgs& args, std::size_t first, std::size_t end, std::byte* scratch);
-  std::size_t (*linear_scratch_bytes)(DType dtype, std::size_t num_tokens);
+  /// Panels [first, end) of the product; the panels of one call were packed together (packing.h) and begin at `weights`. `scratch` holds
+  /// linear_scratch_bytes.
+  void (*linear)(const LinearArgs& args, const std::byte* weights, std::size_t first, std::size_t end, std::byte* scratch);
+  std::size_t (*linear_scratch_bytes)(const LinearArgs& args);
+  /// Row `row` of a panel of a block type as fp32, the bits of dequantise().
+  void (*expand_row)(DType dtype, const std::byte* panel, std::size_t columns, std::size_t row, float* out);
 
-  void (*rms_norm)(const float* x, std::size_t columns, const float* weight, float eps, float* out);
+  void (*norm)(const float* x, std::size_t columns, const Norm& norm, float* out);
+  /// sums: two a block.
   void (*quantise)(const float* x, std::size_t blocks, std::int8_t* quants, float* scales, float* scaled_sums, std::int32_t* sums);
-  void (*swiglu)(const float* gate, const float* up, std::size_t columns, float* out);
+  /// out = function(gate) * up; a null `up` is ones.
+  void (*activate)(Nonlinearity function, const float* gate, const float* up, std::size_t columns, float* out);
   void (*add)(float* x, const float* delta, const float* bias, std::size_t columns);
   void (*exponentials)(const float* x, std::size_t count, float* out);  // for tests: exp of each
   Top (*top)(const float* logits, std::size_t count);
@@ -112,5 +119,6 @@ const Kernels& portable_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512vnni_kernels();
+const Kernels& neon_kernels();
 
 }  // namespace lockstep::device::cpu

@@ -2,9 +2,10 @@
 // so the order of every sum is the same for each P and T, and the choice of the tile changes no bit. Bytes moved per call: the panels once
 // per kTokenBlock tokens. Operations: 2 * rows * columns * tokens.
 
-constexpr std::size_t panel_block_bytes(DType dtype) {  // of 16 rows x 32 columns
-  return dtype == DType::kQ8_0 ? 16 * 34 : dtype == DType::kQ4_0 ? 16 * 18 : 16 * 20;
-}
+#define LOCKSTEP_BLOCK_TYPES(each)                                                                                                      \
+  each(kQ8_0) each(kQ4_0) each(kQ4_1) each(kQ5_0) each(kQ5_1) each(kQ2_K) each(kQ3_K) each(kQ4_K) each(kQ5_K) each(kQ6_K) each(kIQ4_NL) \
+      each(kIQ4_XS) each(kMXFP4)
+
 constexpr bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16; }
 
 LOCKSTEP_INLINE std::int32_t load_i32(const std::int8_t* p) {
@@ -23,15 +24,18 @@ LOCKSTEP_INLINE Floats load_weights(const std::byte* p, std::size_t element) {
   return load_bfloat16(halves);
 }
 
-/// Where a tile stands. Floats: `weights` is the record of k = 0 of its first panel, `row_stride` the rows of a record. Blocks: panel p is
-/// p * panel_bytes on.
+/// Where a tile stands. Floats: `weights` is the record of column `first_column` of its first panel, `row_stride` the rows of a record.
+/// Blocks: panel p is p * panel_bytes on.
 struct TilePlace {
   const std::byte* weights;
   std::size_t row_stride;
   std::size_t panel_bytes;
   std::size_t row;    // of the output
   std::size_t token;  // first one
+  std::size_t first_column;
 };
+
+#include "device/cpu/linear_blocks.inl"
 
 template <DType kType, int P, int T>
 LOCKSTEP_INLINE void float_body(const LinearArgs& args, const TilePlace& at, std::size_t from, std::size_t to, Floats (&sums)[P][T]) {
@@ -39,106 +43,13 @@ LOCKSTEP_INLINE void float_body(const LinearArgs& args, const TilePlace& at, std
   for (std::size_t k = from; k < to; ++k) {
     Floats w[P];
     LOCKSTEP_UNROLL
-    for (int p = 0; p < P; ++p) w[p] = load_weights<kType>(at.weights, k * at.row_stride + 16 * static_cast<std::size_t>(p));
+    for (int p = 0; p < P; ++p)
+      w[p] = load_weights<kType>(at.weights, (k - at.first_column) * at.row_stride + 16 * static_cast<std::size_t>(p));
     LOCKSTEP_UNROLL
     for (int t = 0; t < T; ++t) {
       const Floats value = splat(x[static_cast<std::size_t>(t) * args.columns + k]);
       LOCKSTEP_UNROLL
       for (int p = 0; p < P; ++p) sums[p][t] = fma(value, w[p], sums[p][t]);
-    }
-  }
-}
-
-template <int P, int T>
-LOCKSTEP_INLINE void q8_body(const LinearArgs& args, const TilePlace& at, std::size_t from, std::size_t to, Floats (&sums)[P][T]) {
-  const Int8View& in = args.int8;
-  const std::int8_t* x = in.quants + at.token * in.stride;
-  const std::size_t entry = at.token * in.blocks;
-  for (std::size_t block = from; block < to; ++block) {
-    const std::byte* stored[P];
-    Ints dots[P][T];
-    LOCKSTEP_UNROLL
-    for (int p = 0; p < P; ++p) {
-      stored[p] = at.weights + static_cast<std::size_t>(p) * at.panel_bytes + block * panel_block_bytes(DType::kQ8_0);
-      LOCKSTEP_UNROLL
-      for (int t = 0; t < T; ++t) dots[p][t] = q8_begin(in.sums[entry + static_cast<std::size_t>(t) * in.blocks + block]);
-    }
-    LOCKSTEP_UNROLL
-    for (int quad = 0; quad < 8; ++quad) {
-      Ints w[P], prepared[P];
-      LOCKSTEP_UNROLL
-      for (int p = 0; p < P; ++p) {
-        w[p] = load_bytes(stored[p] + 32 + quad * 64);
-        prepared[p] = q8_prepare(w[p]);
-      }
-      LOCKSTEP_UNROLL
-      for (int t = 0; t < T; ++t) {
-        const Ints value =
-            splat_int(load_i32(x + static_cast<std::size_t>(t) * in.stride + block * 32 + static_cast<std::size_t>(quad) * 4));
-        LOCKSTEP_UNROLL
-        for (int p = 0; p < P; ++p) dots[p][t] = q8_dot(dots[p][t], w[p], prepared[p], value);
-      }
-    }
-    LOCKSTEP_UNROLL
-    for (int p = 0; p < P; ++p) {
-      const Floats scales = load_half(reinterpret_cast<const std::uint16_t*>(stored[p]));
-      LOCKSTEP_UNROLL
-      for (int t = 0; t < T; ++t) {
-        const Floats x_scale = splat(in.scales[entry + static_cast<std::size_t>(t) * in.blocks + block]);
-        sums[p][t] = fma(to_floats(dots[p][t]), mul(scales, x_scale), sums[p][t]);
-      }
-    }
-  }
-}
-
-template <DType kType, int P, int T>
-LOCKSTEP_INLINE void q4_body(const LinearArgs& args, const TilePlace& at, std::size_t from, std::size_t to, Floats (&sums)[P][T]) {
-  constexpr bool kHasMinimum = kType == DType::kQ4_1;
-  constexpr std::size_t kHeader = kHasMinimum ? 64 : 32;
-  const Int8View& in = args.int8;
-  const std::int8_t* x = in.quants + at.token * in.stride;
-  const std::size_t entry = at.token * in.blocks;
-  for (std::size_t block = from; block < to; ++block) {
-    const std::byte* stored[P];
-    std::int32_t start[T];  // Q4_0 stores q where q - 8 is meant
-    Ints dots[P][T];
-    LOCKSTEP_UNROLL
-    for (int t = 0; t < T; ++t) start[t] = kHasMinimum ? 0 : -8 * in.sums[entry + static_cast<std::size_t>(t) * in.blocks + block];
-    LOCKSTEP_UNROLL
-    for (int p = 0; p < P; ++p) {
-      stored[p] = at.weights + static_cast<std::size_t>(p) * at.panel_bytes + block * panel_block_bytes(kType);
-      LOCKSTEP_UNROLL
-      for (int t = 0; t < T; ++t) dots[p][t] = q4_begin(start[t]);
-    }
-    LOCKSTEP_UNROLL
-    for (int quad = 0; quad < 4; ++quad) {
-      Ints low[P], high[P];
-      LOCKSTEP_UNROLL
-      for (int p = 0; p < P; ++p) {
-        const Ints w = load_bytes(stored[p] + kHeader + quad * 64);
-        low[p] = low_nibbles(w);
-        high[p] = high_nibbles(w);
-      }
-      LOCKSTEP_UNROLL
-      for (int t = 0; t < T; ++t) {
-        const std::int8_t* quants = x + static_cast<std::size_t>(t) * in.stride + block * 32 + static_cast<std::size_t>(quad) * 4;
-        const Ints first = splat_int(load_i32(quants)), second = splat_int(load_i32(quants + 16));
-        LOCKSTEP_UNROLL
-        for (int p = 0; p < P; ++p) dots[p][t] = q4_dot(q4_dot(dots[p][t], low[p], first), high[p], second);
-      }
-    }
-    LOCKSTEP_UNROLL
-    for (int p = 0; p < P; ++p) {
-      const std::uint16_t* header = reinterpret_cast<const std::uint16_t*>(stored[p]);
-      const Floats scales = load_half(header);
-      Floats minima = scales;
-      if constexpr (kHasMinimum) minima = load_half(header + 16);
-      LOCKSTEP_UNROLL
-      for (int t = 0; t < T; ++t) {
-        const std::size_t i = entry + static_cast<std::size_t>(t) * in.blocks + block;
-        sums[p][t] = fma(to_floats(q4_end(dots[p][t], start[t])), mul(scales, splat(in.scales[i])), sums[p][t]);
-        if constexpr (kHasMinimum) sums[p][t] = fma(minima, splat(in.scaled_sums[i]), sums[p][t]);
-      }
     }
   }
 }
@@ -157,10 +68,8 @@ LOCKSTEP_INLINE void tile_body(const LinearArgs& args, const TilePlace& at, std:
   clear<P, T>(sums);
   if constexpr (is_float(kType)) {
     float_body<kType, P, T>(args, at, from, to, sums);
-  } else if constexpr (kType == DType::kQ8_0) {
-    q8_body<P, T>(args, at, from / 32, to / 32, sums);
   } else {
-    q4_body<kType, P, T>(args, at, from / 32, to / 32, sums);
+    block_body<kType, P, T>(args, at, from / 32, to / 32, sums);
   }
 }
 
@@ -218,6 +127,9 @@ LOCKSTEP_NOINLINE void tile(const LinearArgs& args, const TilePlace& at) {
     ++depth;
   }
 }
+
+constexpr std::size_t kStepColumns = 128;  // 32 KiB of fp32 weights
+constexpr std::size_t kSumsSize = (kMaxOpenSums + 1) * kTokenBlock * 16 * kWidePanel;
 
 /// A batch of tokens walks over a wide panel in steps of some columns, so that the weights are read in order and then stay in the nearest
 /// cache until every token has seen them. Between the steps the sums wait in memory.
@@ -320,17 +232,27 @@ LOCKSTEP_INLINE void float_step(const LinearArgs& args, TilePlace at, std::size_
   }
 }
 
+/// The columns of all leaves, in steps. Where the weights are blocks (`expanded`), those of a step are expanded first.
 template <DType kType>
 LOCKSTEP_INLINE void float_panel(const LinearArgs& args, const TilePlace& at, std::size_t width, std::size_t from, std::size_t to,
-                                 float* sums) {
-  constexpr std::size_t kColumns = 128;  // of a step: 32 KiB of fp32 weights
+                                 float* sums, float* expanded) {
+  constexpr std::size_t kElement = kType == DType::kF32 ? 4 : 2;
   std::size_t begin = 0, depth = 0, root = 0;
   for (std::size_t i = 0; i < args.num_leaves; ++i) {
     const Leaf& leaf = args.leaves[i];
-    for (std::size_t k = begin; k < leaf.end; k += kColumns) {
-      const std::size_t end = k + kColumns < leaf.end ? k + kColumns : leaf.end;
+    for (std::size_t k = begin; k < leaf.end; k += kStepColumns) {
+      const std::size_t end = k + kStepColumns < leaf.end ? k + kStepColumns : leaf.end;
       const Step step{k, end, k == begin, end == leaf.end, leaf.merges, leaf.ends_root, depth, root, from, at.row, sums};
-      float_step<kType>(args, at, width, to, step);
+      TilePlace here = at;
+      here.first_column = k;
+      if (expanded != nullptr) {
+        for (std::size_t p = 0; p < width; ++p)
+          expand(args.dtype, at.weights + p * at.panel_bytes, args.first_block, k / 32, end / 32, expanded + 16 * p, at.row_stride);
+        here.weights = reinterpret_cast<const std::byte*>(expanded);
+      } else {
+        here.weights += k * at.row_stride * kElement;
+      }
+      float_step<kType>(args, here, width, to, step);
     }
     begin = leaf.end;
     depth = leaf.ends_root ? 0 : depth + 1 - leaf.merges;
@@ -338,60 +260,67 @@ LOCKSTEP_INLINE void float_panel(const LinearArgs& args, const TilePlace& at, st
   }
 }
 
+/// @param weights panel `first`
 template <DType kType>
-LOCKSTEP_INLINE void float_linear(const LinearArgs& args, std::size_t first, std::size_t end, float* sums) {
+LOCKSTEP_INLINE void float_linear(const LinearArgs& args, const std::byte* weights, std::size_t first, std::size_t end, float* sums,
+                                  float* expanded) {
   constexpr std::size_t kElement = kType == DType::kF32 ? 4 : 2;
+  const std::size_t panel_bytes = expanded == nullptr ? 16 * args.columns * kElement : args.panel_bytes;
   for (std::size_t from = 0; from < args.num_tokens; from += kTokenBlock) {
     const std::size_t to = from + kTokenBlock < args.num_tokens ? from + kTokenBlock : args.num_tokens;
     for (std::size_t panel = first; panel < end; panel += kWidePanel) {
       const std::size_t width = end - panel < kWidePanel ? end - panel : kWidePanel;
-      const TilePlace at{args.weights + panel * 16 * args.columns * kElement, 16 * width, 0, panel * 16, from};
-      if (args.num_tokens == 1) {
+      const TilePlace at{weights + (panel - first) * panel_bytes, 16 * width, panel_bytes, panel * 16, from, 0};
+      if (args.num_tokens == 1 && expanded == nullptr) {
         float_panel_of_one<kType>(args, at, width);
       } else {
-        float_panel<kType>(args, at, width, from, to, sums);
+        float_panel<kType>(args, at, width, from, to, sums, expanded);
       }
     }
   }
 }
 
 template <DType kType>
-LOCKSTEP_INLINE void block_linear(const LinearArgs& args, std::size_t first, std::size_t end) {
+LOCKSTEP_INLINE void block_linear(const LinearArgs& args, const std::byte* weights, std::size_t first, std::size_t end) {
   constexpr int kTogether = kAccumulators >= 16 ? 2 : 1;
   constexpr int kTokens = 4;
   constexpr int kFew = kAccumulators >= 16 ? 8 : 4;
-  const std::size_t panel_bytes = args.columns / 32 * panel_block_bytes(kType);
   for (std::size_t from = 0; from < args.num_tokens; from += kTokenBlock) {
     const std::size_t to = from + kTokenBlock < args.num_tokens ? from + kTokenBlock : args.num_tokens;
     std::size_t panel = first;
-    TilePlace at{args.weights + panel * panel_bytes, 16, panel_bytes, panel * 16, from};
+    TilePlace at{weights, 16, args.panel_bytes, panel * 16, from, 0};
     if (args.num_tokens > 8) {
       for (; panel + kTogether <= end; panel += kTogether) {
         tiles_over_tokens<kType, kTogether, kTokens>(args, at, from, to, nullptr);
-        at.weights += kTogether * panel_bytes;
+        at.weights += kTogether * args.panel_bytes;
         at.row += 16 * kTogether;
       }
     }
     for (; panel < end; ++panel) {
       tiles_over_tokens<kType, 1, kFew>(args, at, from, to, nullptr);
-      at.weights += panel_bytes;
+      at.weights += args.panel_bytes;
       at.row += 16;
     }
   }
 }
 
-void linear(const LinearArgs& args, std::size_t first, std::size_t end, std::byte* scratch) {
-  float* sums = reinterpret_cast<float*>(scratch);
+void linear(const LinearArgs& args, const std::byte* weights, std::size_t first, std::size_t end, std::byte* scratch) {
+  // On a cache line: what is expanded is read many times.
+  float* sums = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(scratch) + 63) / 64 * 64);
+  if (args.floats != nullptr && !is_float(args.dtype)) return float_linear<DType::kF32>(args, weights, first, end, sums, sums + kSumsSize);
   switch (args.dtype) {
-    case DType::kF32: return float_linear<DType::kF32>(args, first, end, sums);
-    case DType::kF16: return float_linear<DType::kF16>(args, first, end, sums);
-    case DType::kBF16: return float_linear<DType::kBF16>(args, first, end, sums);
-    case DType::kQ8_0: return block_linear<DType::kQ8_0>(args, first, end);
-    case DType::kQ4_0: return block_linear<DType::kQ4_0>(args, first, end);
-    case DType::kQ4_1: return block_linear<DType::kQ4_1>(args, first, end);
+    case DType::kF32: return float_linear<DType::kF32>(args, weights, first, end, sums, nullptr);
+    case DType::kF16: return float_linear<DType::kF16>(args, weights, first, end, sums, nullptr);
+    case DType::kBF16: return float_linear<DType::kBF16>(args, weights, first, end, sums, nullptr);
+#define LOCKSTEP_CASE(type) \
+  case DType::type: return block_linear<DType::type>(args, weights, first, end);
+      LOCKSTEP_BLOCK_TYPES(LOCKSTEP_CASE)
+#undef LOCKSTEP_CASE
   }
 }
 
-std::size_t linear_scratch_bytes(DType dtype, std::size_t num_tokens) {
-  return is_float(dtype) && num_tokens > 1 ? (kMaxOpenSums + 1) * kTokenBlock * 16 * kWidePanel * sizeof(float) : 0;
+std::size_t linear_scratch_bytes(const LinearArgs& args) {
+  const bool expands = args.floats != nullptr && !is_float(args.dtype);
+  if (args.floats == nullptr || (args.num_tokens == 1 && !expands)) return 0;
+  return (kSumsSize + (expands ? kStepColumns * 16 * kWidePanel : 0)) * sizeof(float) + 64;
 }

@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kChunk = std::size_t{64} << 20;
-constexpr std::size_t kPage = 4096;
 
 std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
@@ -34,10 +33,10 @@ HugeMemory::HugeMemory(std::size_t bytes) : size_(bytes) {
 HugeMemory::~HugeMemory() { munmap(mapping_, mapped_); }
 
 Arena::Piece Arena::take(std::size_t bytes) {
-  const std::size_t wanted = round_up(bytes + 64, kPage);
-  if (!chunk_ || chunk_->size_bytes() - used_ < wanted) {
+  const std::size_t wanted = round_up(bytes, 64);
+  if (!chunk_ || chunk_->size_bytes() - used_ < wanted + 64) {
     if (wanted >= kChunk / 2) {  // a chunk of its own; the open one stays for small pieces
-      auto own = std::make_shared<HugeMemory>(wanted);
+      auto own = std::make_shared<HugeMemory>(wanted + 64);
       return {own, own->data()};
     }
     chunk_ = std::make_shared<HugeMemory>(kChunk);

@@ -24,14 +24,15 @@ class HugeMemory {
   std::size_t size_ = 0;
 };
 
-/// Hands out pieces of large huge-page chunks, so that many small weights share pages. A chunk lives as long as a piece of it.
+/// Hands out pieces of large huge-page chunks, one behind the other without gaps: what is read in the order in which it was taken is one
+/// stream, and what the processor fetches ahead behind a piece is the next one. A chunk lives as long as a piece of it.
 class Arena {
  public:
   struct Piece {
     std::shared_ptr<HugeMemory> chunk;
     std::byte* data = nullptr;
   };
-  /// 4 KiB aligned; at least 64 bytes behind the piece are readable.
+  /// 64 bytes aligned; at least 64 bytes behind the piece are readable.
   Piece take(std::size_t bytes);
 
  private:

@@ -12,29 +12,6 @@ LOCKSTEP_INLINE float sum_lanes(Floats a) {
   return v[0];
 }
 
-/// e^x to about one unit in the last place: x = n ln 2 + r, a polynomial in r, and 2^n in two factors so that subnormal results come out
-/// too.
-LOCKSTEP_INLINE Floats exp_of(Floats x) {
-  const Floats magic = splat(12582912.0f);              // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
-  x = max_of(splat(-104.0f), min_of(splat(89.0f), x));  // NaN is the second operand and stays
-  const Floats shifted = fma(x, splat(1.44269504f), magic);
-  const Floats n = sub(shifted, magic);
-  const Floats r = fma(n, splat(-1.42860677e-6f), fma(n, splat(-0.693145752f), x));
-  Floats p = splat(1.0f / 5040.0f);
-  p = fma(p, r, splat(1.0f / 720.0f));
-  p = fma(p, r, splat(1.0f / 120.0f));
-  p = fma(p, r, splat(1.0f / 24.0f));
-  p = fma(p, r, splat(1.0f / 6.0f));
-  p = fma(p, r, splat(0.5f));
-  p = fma(mul(p, r), r, r);
-  p = add(p, splat(1.0f));
-  const Ints exponent = sub(bits(shifted), bits(magic));
-  const Ints half = shift_right_signed<1>(exponent);
-  const Ints bias = splat_int(127);
-  p = mul(p, from_bits(shift_left<23>(add(half, bias))));
-  return mul(p, from_bits(shift_left<23>(add(sub(exponent, half), bias))));
-}
-
 void exponentials(const float* x, std::size_t count, float* out) {
   for (std::size_t i = 0; i < count; i += 16) {
     const std::size_t n = lanes_left(count, i);
@@ -42,13 +19,23 @@ void exponentials(const float* x, std::size_t count, float* out) {
   }
 }
 
-void swiglu(const float* gate, const float* up, std::size_t columns, float* out) {
-  const Floats one = splat(1.0f);
+template <Nonlinearity kFunction>
+LOCKSTEP_INLINE void activate_row(const float* gate, const float* up, std::size_t columns, float* out) {
   for (std::size_t i = 0; i < columns; i += 16) {
     const std::size_t n = lanes_left(columns, i);
     const Floats x = load_first(gate + i, n);
-    const Floats silu = div(x, add(one, exp_of(sub(zero(), x))));
-    store_first(out + i, mul(silu, load_first(up + i, n)), n);
+    Floats y = activation_of<kFunction>(x);
+    if (up) y = mul(y, load_first(up + i, n));
+    store_first(out + i, y, n);
+  }
+}
+
+void activate(Nonlinearity function, const float* gate, const float* up, std::size_t columns, float* out) {
+  switch (function) {
+    case Nonlinearity::kSilu: return activate_row<Nonlinearity::kSilu>(gate, up, columns, out);
+    case Nonlinearity::kGelu: return activate_row<Nonlinearity::kGelu>(gate, up, columns, out);
+    case Nonlinearity::kGeluTanh: return activate_row<Nonlinearity::kGeluTanh>(gate, up, columns, out);
+    case Nonlinearity::kRelu: return activate_row<Nonlinearity::kRelu>(gate, up, columns, out);
   }
 }
 
@@ -61,18 +48,41 @@ void add_rows(float* x, const float* delta, const float* bias, std::size_t colum
   }
 }
 
-void rms_norm(const float* x, std::size_t columns, const float* weight, float eps, float* out) {
+/// x - shift of the lanes that are there, +0 in the others, so that these change no sum.
+LOCKSTEP_INLINE Floats shifted_first(const float* x, std::size_t n, Floats shift) {
+  return select_lanes(sub(load_first(x, n), shift), zero(), 0, static_cast<int>(n));
+}
+
+LOCKSTEP_INLINE float sum_of_squares(const float* x, std::size_t columns, Floats shift) {
   Floats squares = zero();
   for (std::size_t i = 0; i < columns; i += 16) {
-    const Floats v = load_first(x + i, lanes_left(columns, i));  // lanes behind the end are zeros, and 0 * 0 + s is s
+    const Floats v = shifted_first(x + i, lanes_left(columns, i), shift);
     squares = fma(v, v, squares);
   }
-  const float mean = sum_lanes(squares) / static_cast<float>(columns);
-  const Floats inverse = splat(1.0f / __builtin_sqrtf(mean + eps));
+  return sum_lanes(squares);
+}
+
+LOCKSTEP_INLINE void scale_row(const float* x, std::size_t columns, Floats shift, Floats factor, const float* weight, const float* bias,
+                               float* out) {
   for (std::size_t i = 0; i < columns; i += 16) {
     const std::size_t n = lanes_left(columns, i);
-    store_first(out + i, mul(mul(load_first(x + i, n), inverse), load_first(weight + i, n)), n);
+    Floats v = mul(sub(load_first(x + i, n), shift), factor);
+    if (weight) v = mul(v, load_first(weight + i, n));
+    if (bias) v = add(v, load_first(bias + i, n));
+    store_first(out + i, v, n);
   }
+}
+
+void norm(const float* x, std::size_t columns, const Norm& norm, float* out) {
+  const float count = static_cast<float>(columns);
+  Floats mean = zero();  // x - 0 is x, bit for bit
+  if (norm.kind == Norm::Kind::kLayer) {
+    Floats sum = zero();
+    for (std::size_t i = 0; i < columns; i += 16) sum = add(sum, load_first(x + i, lanes_left(columns, i)));
+    mean = splat(sum_lanes(sum) / count);
+  }
+  const float square = sum_of_squares(x, columns, mean) / count;
+  scale_row(x, columns, mean, splat(1.0f / __builtin_sqrtf(square + norm.eps)), norm.weight, norm.bias, out);
 }
 
 /// Rounds |x| < 2^22 to the nearest integer, ties to even.
@@ -114,11 +124,12 @@ void quantise(const float* x, std::size_t blocks, std::int8_t* quants, float* sc
     }
     store_low8(quants + block * 32, qa);
     store_low8(quants + block * 32 + 16, qb);
-    const std::int32_t sum = sum_of_ints(add(qa, qb));
+    const std::int32_t first = sum_of_ints(qa), second = sum_of_ints(qb), sum = first + second;
     const float scale = finite ? amax / 127.0f : __builtin_nanf("");
     scales[block] = scale;
     scaled_sums[block] = scale * static_cast<float>(sum);
-    sums[block] = sum;
+    sums[2 * block] = first;
+    sums[2 * block + 1] = second;
   }
 }
 

@@ -69,6 +69,10 @@ LOCKSTEP_INLINE Ints load_u16(const std::uint16_t* p) {
   const __m128i* q = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1))};
 }
+LOCKSTEP_INLINE Ints load_i8(const std::byte* p) {
+  return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
+}
 LOCKSTEP_INLINE Ints bits(Floats x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 LOCKSTEP_INLINE Floats from_bits(Ints x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 LOCKSTEP_INLINE Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
@@ -89,6 +93,10 @@ template <int N>
 LOCKSTEP_INLINE Ints shift_right_signed(Ints x) {
   return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)};
 }
+LOCKSTEP_INLINE Ints shift_right_by(Ints x, int n) {
+  const __m128i count = _mm_cvtsi32_si128(n);
+  return {_mm256_srl_epi32(x.a, count), _mm256_srl_epi32(x.b, count)};
+}
 LOCKSTEP_INLINE void take_greater(Floats& best, Ints& id, Floats x, Ints x_id) {
   const __m256 a = _mm256_cmp_ps(x.a, best.a, _CMP_GT_OQ), b = _mm256_cmp_ps(x.b, best.b, _CMP_GT_OQ);
   best = {_mm256_blendv_ps(best.a, x.a, a), _mm256_blendv_ps(best.b, x.b, b)};
@@ -105,10 +113,15 @@ LOCKSTEP_INLINE void store_half(std::uint16_t* p, Floats x) {
   _mm_storeu_si128(q + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// Q8_0: |w| times x with the sign of w. A pair is 2 * 128 * 127 at most, so the saturating add of maddubs never saturates.
-LOCKSTEP_INLINE Ints low_nibbles(Ints w) { return bit_and(w, splat_int(0x0F0F0F0F)); }
-LOCKSTEP_INLINE Ints high_nibbles(Ints w) { return bit_and(shift_right<4>(w), splat_int(0x0F0F0F0F)); }
-LOCKSTEP_INLINE Ints q8_begin(std::int32_t) { return splat_int(0); }
+LOCKSTEP_INLINE Ints load_table(const std::int8_t* p, std::int8_t flip) {
+  const __m128i bytes = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(flip));
+  return {_mm256_broadcastsi128_si256(bytes), _mm256_broadcastsi128_si256(bytes)};
+}
+LOCKSTEP_INLINE Ints look_up(Ints table, Ints indexes) {
+  return {_mm256_shuffle_epi8(table.a, indexes.a), _mm256_shuffle_epi8(table.b, indexes.b)};
+}
+
+// Signed weights: |w| times x with the sign of w. A pair is 2 * 128 * 127 at most, so the saturating add of maddubs never saturates.
 LOCKSTEP_INLINE Ints q8_prepare(Ints w) { return {_mm256_abs_epi8(w.a), _mm256_abs_epi8(w.b)}; }
 LOCKSTEP_INLINE Ints q8_dot(Ints accumulator, Ints w, Ints magnitude, Ints x) {
   const __m256i one = _mm256_set1_epi16(1);
@@ -116,12 +129,12 @@ LOCKSTEP_INLINE Ints q8_dot(Ints accumulator, Ints w, Ints magnitude, Ints x) {
   const __m256i b = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude.b, _mm256_sign_epi8(x.b, w.b)), one);
   return {_mm256_add_epi32(accumulator.a, a), _mm256_add_epi32(accumulator.b, b)};
 }
-// Nibbles: a whole block is added up in int16, where it is 8 * 2 * 15 * 127 = 30,480 at most.
-LOCKSTEP_INLINE Ints q4_begin(std::int32_t) { return splat_int(0); }
-LOCKSTEP_INLINE Ints q4_dot(Ints accumulator, Ints w, Ints x) {
+// Unsigned weights add up in int16 until they are widened.
+constexpr bool kNarrowDots = true;
+LOCKSTEP_INLINE Ints unsigned_dot(Ints accumulator, Ints w, Ints x) {
   return {_mm256_add_epi16(accumulator.a, _mm256_maddubs_epi16(w.a, x.a)), _mm256_add_epi16(accumulator.b, _mm256_maddubs_epi16(w.b, x.b))};
 }
-LOCKSTEP_INLINE Ints q4_end(Ints accumulator, std::int32_t start) {
+LOCKSTEP_INLINE Ints widen(Ints narrow) {
   const __m256i one = _mm256_set1_epi16(1);
-  return add(splat_int(start), Ints{_mm256_madd_epi16(accumulator.a, one), _mm256_madd_epi16(accumulator.b, one)});
+  return {_mm256_madd_epi16(narrow.a, one), _mm256_madd_epi16(narrow.b, one)};
 }

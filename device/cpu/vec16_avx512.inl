@@ -39,6 +39,9 @@ LOCKSTEP_INLINE void store_low8(std::int8_t* p, Ints x) {
 LOCKSTEP_INLINE Ints load_u16(const std::uint16_t* p) {
   return {_mm512_maskz_cvtepu16_epi32(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+LOCKSTEP_INLINE Ints load_i8(const std::byte* p) {
+  return {_mm512_maskz_cvtepi8_epi32(0xFFFF, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
 LOCKSTEP_INLINE Ints bits(Floats x) { return {_mm512_castps_si512(x.a)}; }
 LOCKSTEP_INLINE Floats from_bits(Ints x) { return {_mm512_castsi512_ps(x.a)}; }
 LOCKSTEP_INLINE Floats to_floats(Ints x) { return {_mm512_maskz_cvtepi32_ps(0xFFFF, x.a)}; }
@@ -59,6 +62,7 @@ template <int N>
 LOCKSTEP_INLINE Ints shift_right_signed(Ints x) {
   return {_mm512_maskz_srai_epi32(0xFFFF, x.a, N)};
 }
+LOCKSTEP_INLINE Ints shift_right_by(Ints x, int n) { return {_mm512_maskz_srl_epi32(0xFFFF, x.a, _mm_cvtsi32_si128(n))}; }
 LOCKSTEP_INLINE void take_greater(Floats& best, Ints& id, Floats x, Ints x_id) {
   const __mmask16 greater = _mm512_cmp_ps_mask(x.a, best.a, _CMP_GT_OQ);
   best = {_mm512_mask_blend_ps(greater, best.a, x.a)};
@@ -72,5 +76,8 @@ LOCKSTEP_INLINE void store_half(std::uint16_t* p, Floats x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtps_ph(0xFFFF, x.a, _MM_FROUND_TO_NEAREST_INT));
 }
 
-LOCKSTEP_INLINE Ints low_nibbles(Ints w) { return bit_and(w, splat_int(0x0F0F0F0F)); }
-LOCKSTEP_INLINE Ints high_nibbles(Ints w) { return bit_and(shift_right<4>(w), splat_int(0x0F0F0F0F)); }
+LOCKSTEP_INLINE Ints load_table(const std::int8_t* p, std::int8_t flip) {
+  const __m128i bytes = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(flip));
+  return {_mm512_maskz_broadcast_i32x4(0xFFFF, bytes)};
+}
+LOCKSTEP_INLINE Ints look_up(Ints table, Ints indexes) { return {_mm512_shuffle_epi8(table.a, indexes.a)}; }

@@ -84,6 +84,11 @@ LOCKSTEP_INLINE Ints load_u16(const std::uint16_t* p) {
   LOCKSTEP_LANES r.v[i] = p[i];
   return r;
 }
+LOCKSTEP_INLINE Ints load_i8(const std::byte* p) {
+  Ints r;
+  LOCKSTEP_LANES r.v[i] = static_cast<std::int8_t>(p[i]);
+  return r;
+}
 LOCKSTEP_INLINE Ints bits(Floats a) { return __builtin_bit_cast(Ints, a); }
 LOCKSTEP_INLINE Floats from_bits(Ints a) { return __builtin_bit_cast(Floats, a); }
 LOCKSTEP_INLINE Floats to_floats(Ints a) {
@@ -121,6 +126,10 @@ LOCKSTEP_INLINE Ints shift_right_signed(Ints a) {
   LOCKSTEP_LANES a.v[i] >>= N;
   return a;
 }
+LOCKSTEP_INLINE Ints shift_right_by(Ints a, int n) {  // logical
+  LOCKSTEP_LANES a.v[i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) >> n);
+  return a;
+}
 /// Where x > best: best = x, id = x_id.
 LOCKSTEP_INLINE void take_greater(Floats& best, Ints& id, Floats x, Ints x_id) {
   LOCKSTEP_LANES if (x.v[i] > best.v[i]) {
@@ -156,7 +165,24 @@ LOCKSTEP_INLINE void store_half(std::uint16_t* p, Floats a) {
   }
 }
 
-// Dots of four int8 a lane. Weights: Q8_0 signed; nibbles 0..15.
+/// A table of 16 bytes, each of them XORed with `flip`.
+LOCKSTEP_INLINE Ints load_table(const std::int8_t* p, std::int8_t flip) {
+  std::int8_t bytes[64];
+  for (int i = 0; i < 64; ++i) bytes[i] = static_cast<std::int8_t>(p[i % 16] ^ flip);
+  return load_bytes(bytes);
+}
+/// Each byte of `indexes`, 0 to 15, replaced by that of the table.
+LOCKSTEP_INLINE Ints look_up(Ints table, Ints indexes) {
+  Ints r;
+  std::int8_t bytes[64], values[64];
+  __builtin_memcpy(bytes, indexes.v, 64);
+  __builtin_memcpy(values, table.v, 64);
+  for (int i = 0; i < 64; ++i) bytes[i] = values[bytes[i]];
+  __builtin_memcpy(r.v, bytes, 64);
+  return r;
+}
+
+// Dots of four int8 a lane. Unsigned weights are below 64; signed ones may be any.
 LOCKSTEP_INLINE Ints quad_dot(Ints accumulator, Ints w, Ints x) {
   LOCKSTEP_LANES for (int j = 0; j < 4; ++j) {
     const std::int32_t a = static_cast<std::int8_t>(static_cast<std::uint32_t>(w.v[i]) >> (8 * j));
@@ -165,11 +191,8 @@ LOCKSTEP_INLINE Ints quad_dot(Ints accumulator, Ints w, Ints x) {
   }
   return accumulator;
 }
-LOCKSTEP_INLINE Ints low_nibbles(Ints w) { return bit_and(w, splat_int(0x0F0F0F0F)); }
-LOCKSTEP_INLINE Ints high_nibbles(Ints w) { return bit_and(shift_right<4>(w), splat_int(0x0F0F0F0F)); }
-LOCKSTEP_INLINE Ints q8_begin(std::int32_t) { return splat_int(0); }
+constexpr bool kNarrowDots = false;  // whether unsigned dots add up in int16 and must be widened in time
+LOCKSTEP_INLINE Ints widen(Ints narrow) { return narrow; }
+LOCKSTEP_INLINE Ints unsigned_dot(Ints accumulator, Ints w, Ints x) { return quad_dot(accumulator, w, x); }
 LOCKSTEP_INLINE Ints q8_prepare(Ints w) { return w; }
 LOCKSTEP_INLINE Ints q8_dot(Ints accumulator, Ints w, Ints, Ints x) { return quad_dot(accumulator, w, x); }
-LOCKSTEP_INLINE Ints q4_begin(std::int32_t start) { return splat_int(start); }
-LOCKSTEP_INLINE Ints q4_dot(Ints accumulator, Ints w, Ints x) { return quad_dot(accumulator, w, x); }
-LOCKSTEP_INLINE Ints q4_end(Ints accumulator, std::int32_t) { return accumulator; }

@@ -8,38 +8,17 @@
 
 namespace lockstep::device::cpu {
 
-void check_weight(const WeightSpec& spec) {
-  const auto refuse = [&](const std::string& what) { throw std::invalid_argument("weight '" + spec.name + "': " + what); };
-  if (spec.columns == 0) refuse("it has no columns");
-  row_bytes(spec.dtype, spec.columns);
-  if (spec.leaves.empty()) refuse("it has no leaves");
-  std::size_t begin = 0, open = 0;
-  for (const Leaf& leaf : spec.leaves) {
-    if (leaf.end <= begin || leaf.end > spec.columns)
-      refuse("a leaf ends at column " + std::to_string(leaf.end) + ", not in (" + std::to_string(begin) + ", " +
-             std::to_string(spec.columns) + "]");
-    if (leaf.end % info(spec.dtype).block_size != 0) refuse("a leaf ends at column " + std::to_string(leaf.end) + ", within a block");
-    begin = leaf.end;
-    if (leaf.merges > open) refuse("the leaf that ends at column " + std::to_string(leaf.end) + " merges more sums than there are");
-    open = open + 1 - leaf.merges;
-    if (open > kMaxOpenSums) refuse("its leaves leave more than " + std::to_string(kMaxOpenSums) + " sums open");
-    if (leaf.ends_root && open != 1)
-      refuse("a root ends at column " + std::to_string(leaf.end) + " with " + std::to_string(open) + " sums");
-    if (leaf.ends_root) open = 0;
-  }
-  if (begin != spec.columns || open != 0)
-    refuse("its leaves do not cover its " + std::to_string(spec.columns) + " columns with whole roots");
-}
-
-std::unique_ptr<CpuWeight> load_cpu_weight(WeightSpec spec, bool q8_offset, const ReadRows& read, ThreadPool& pool, Arena& arena) {
-  check_weight(spec);
-  const PackedShape shape{spec.dtype, spec.rows, spec.columns, pool.size(), q8_offset};
-  Arena::Piece piece = arena.take(shape.size_bytes());
-  const std::size_t bytes_of_row = row_bytes(spec.dtype, spec.columns);
+std::unique_ptr<CpuWeight> load_cpu_weight(WeightSpec spec, bool q8_offset, const ReadRows& read, ThreadPool& pool,
+                                           std::span<Arena> arenas) {
+  spec.check(kMaxOpenSums);
+  const PackedShape shape{spec.dtype, spec.rows, spec.columns, spec.first_column, pool.size(), q8_offset};
+  std::vector<Arena::Piece> pieces(pool.size());
+  for (std::size_t thread = 0; thread < pool.size(); ++thread) pieces[thread] = arenas[thread].take(shape.share_bytes(thread));
+  const std::size_t bytes_of_row = spec.stored_row_bytes();
   pool.run([&](std::size_t thread) {
-    const std::size_t end = shape.share_begin(thread + 1);
+    const std::size_t begin = shape.share_begin(thread), end = shape.share_begin(thread + 1);
     std::vector<std::byte> stored(std::min(kLanes * kWidePanel, spec.rows) * bytes_of_row);
-    for (std::size_t panel = shape.share_begin(thread); panel < end; panel += kWidePanel) {
+    for (std::size_t panel = begin; panel < end; panel += kWidePanel) {
       const std::size_t panels = std::min(kWidePanel, end - panel);
       const std::size_t count = std::min(kLanes * panels, spec.rows - kLanes * panel);
       read(kLanes * panel, count, std::span(stored).first(count * bytes_of_row));
@@ -47,11 +26,11 @@ std::unique_ptr<CpuWeight> load_cpu_weight(WeightSpec spec, bool q8_offset, cons
       for (std::size_t at = 0; at < panels; at += width) {
         const std::size_t rows = std::min(kLanes * width, count - kLanes * at);
         pack_group(shape, width, std::span<const std::byte>(stored).subspan(kLanes * at * bytes_of_row), rows,
-                   piece.data + (panel + at) * shape.panel_bytes());
+                   pieces[thread].data + (panel - begin + at) * shape.panel_bytes());
       }
     }
   });
-  return std::make_unique<CpuWeight>(std::move(spec), shape, std::move(piece));
+  return std::make_unique<CpuWeight>(std::move(spec), shape, std::move(pieces));
 }
 
 }  // namespace lockstep::device::cpu

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "device/cpu/memory.h"
 #include "device/cpu/packing.h"
@@ -9,26 +11,26 @@
 
 namespace lockstep::device::cpu {
 
-/// A packed weight, in a piece of the device's arena.
+/// A packed weight: the share of each thread in a piece of that thread's arena. Shares of weights that follow each other then follow each
+/// other in memory, and a thread's reading never runs into what another thread reads: measured on two cores, a quarter faster than one
+/// block of memory a weight.
 class CpuWeight final : public Weight {
  public:
-  CpuWeight(WeightSpec spec, const PackedShape& shape, Arena::Piece piece)
-      : spec_(std::move(spec)), shape_(shape), piece_(std::move(piece)) {}
+  CpuWeight(WeightSpec spec, const PackedShape& shape, std::vector<Arena::Piece> shares)
+      : spec_(std::move(spec)), shape_(shape), shares_(std::move(shares)) {}
   const WeightSpec& spec() const override { return spec_; }
   std::size_t size_bytes() const override { return shape_.size_bytes(); }
   const PackedShape& shape() const { return shape_; }
-  std::byte* data() const { return piece_.data; }
+  std::byte* share(std::size_t thread) const { return shares_[thread].data; }
 
  private:
   WeightSpec spec_;
   PackedShape shape_;
-  Arena::Piece piece_;
+  std::vector<Arena::Piece> shares_;  // [threads]
 };
 
-/// @throws std::invalid_argument that names the weight and what is wrong with its leaves or sizes.
-void check_weight(const WeightSpec& spec);
-
-/// Reads and packs a weight, every thread its own share of the panels, 64 rows at a time.
-std::unique_ptr<CpuWeight> load_cpu_weight(WeightSpec spec, bool q8_offset, const ReadRows& read, ThreadPool& pool, Arena& arena);
+/// Reads and packs a weight, every thread its own share of the panels, 64 rows at a time. @param arenas one a thread
+std::unique_ptr<CpuWeight> load_cpu_weight(WeightSpec spec, bool q8_offset, const ReadRows& read, ThreadPool& pool,
+                                           std::span<Arena> arenas);
 
 }  // namespace lockstep::device::cpu

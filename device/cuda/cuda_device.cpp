@@ -12,6 +12,7 @@
 #include "device/cuda/linear.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/rows.h"
+#include "device/cuda/selection.h"
 #include "device/cuda/step_buffers.h"
 
 namespace lockstep::device::cuda {
@@ -91,7 +92,7 @@ HeadMap head_map(const AttentionSpec& spec) {
 
 class CudaDeviceOnStream final : public CudaDevice {
  public:
-  explicit CudaDeviceOnStream(const CudaOptions& options) : options_(options) {
+  explicit CudaDeviceOnStream(const CudaOptions& options) : options_(options), host_threads_(options.host_threads) {
     check(cudaSetDevice(options.ordinal), "choosing a GPU");
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, options.ordinal), "asking for the properties of a GPU");
@@ -138,7 +139,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   }
 
   std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) override {
-    auto weight = load_cuda_weight(std::move(spec), read, cublas_ ? PlainRows::kKeep : PlainRows::kDrop);
+    auto weight = load_cuda_weight(std::move(spec), read, cublas_ ? PlainRows::kKeep : PlainRows::kDrop, &host_threads_);
     check(cudaDeviceSynchronize(), "uploading weights");
     return weight;
   }
@@ -220,17 +221,17 @@ class CudaDeviceOnStream final : public CudaDevice {
     gather_rows(launch(), rows_of(from), step().logit_rows, step().num_logit_rows, rows_of(out));
   }
 
-  void rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) override {
-    cuda::rms_norm(launch(), rows_of(x), num_rows, weight, eps, rows_of(out));
+  void norm(const Matrix& x, std::size_t num_rows, const Norm& norm, const Matrix& out) override {
+    cuda::norm(launch(), rows_of(x), num_rows, norm, rows_of(out));
   }
 
   void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) override {
     cuda::add(launch(), rows_of(x), rows_of(delta), num_rows, bias);
   }
 
-  void add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
-                    const Matrix& out) override {
-    cuda::add_rms_norm(launch(), rows_of(x), rows_of(delta), num_rows, bias, weight, eps, rows_of(out));
+  void add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                const Matrix& out) override {
+    cuda::add_norm(launch(), rows_of(x), rows_of(delta), num_rows, bias, norm, rows_of(out));
   }
 
   void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
@@ -259,8 +260,12 @@ class CudaDeviceOnStream final : public CudaDevice {
     cuda::attention(launch(), rows_of(qkv), step(), heads, spec.scale, spec.window, own, layer, scratch_.data(), rows_of(out));
   }
 
-  void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
-    cuda::swiglu(launch(), rows_of(gate_up), num_rows, rows_of(out));
+  void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
+    cuda::gated(launch(), function, rows_of(gate_up), num_rows, rows_of(out));
+  }
+
+  void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override {
+    cuda::activate(launch(), function, rows_of(x), num_rows, rows_of(out));
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
@@ -277,6 +282,22 @@ class CudaDeviceOnStream final : public CudaDevice {
     require(tops.size_bytes() <= read_tops_.size_bytes(), "read_tops: fewer tops were found");
     synchronize();
     std::memcpy(tops.data(), read_tops_.data(), tops.size_bytes());
+  }
+
+  void prepare_selection(std::size_t max_rows, std::span<const SegmentRun> runs) override { selection_.prepare(max_rows, runs); }
+
+  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override {
+    selection_.begin(launch(), rows_of(logits), tops_.as<Top>(), selection, rank, num_ranks, maxima);
+  }
+
+  void finish_selection(const Matrix& logits, const Selection&, std::size_t num_ranks, const float* maxima) override {
+    selection_.finish(launch(), rows_of(logits), num_ranks, maxima);
+  }
+
+  void read_selection(std::span<std::byte> found) override {
+    require(found.size() >= selection_.size_bytes(), "read_selection: no room for what was found");
+    synchronize();
+    selection_.copy(found);
   }
 
  private:
@@ -334,6 +355,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   }
 
   CudaOptions options_;
+  cpu::ThreadPool host_threads_;
   std::string name_;
   int multiprocessors_ = 1;
   int compute_major_ = 0;
@@ -347,6 +369,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   std::map<std::size_t, Graph> graphs_;  // by padded_rows_
   DeviceMemory tops_;
   PinnedMemory read_tops_;
+  CudaSelection selection_;
   DeviceMemory scratch_;  // of attention
   const float* rotary_of_ = nullptr;
   DeviceMemory cosines_, sines_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,9 +13,10 @@
 namespace lockstep::device::cuda {
 
 struct CudaOptions {
-  int ordinal = 0;     // among the visible devices
-  bool graphs = true;  // decode steps are recorded once for each batch size, and replayed
-  bool fast = false;   // --reduction fast: products of F16 and BF16 weights by cuBLASLt, for which the weights are kept twice
+  int ordinal = 0;               // among the visible devices
+  bool graphs = true;            // decode steps are recorded once for each batch size, and replayed
+  bool fast = false;             // --reduction fast: products of F16 and BF16 weights by cuBLASLt, for which the weights are kept twice
+  std::size_t host_threads = 1;  // that read and repack weights
 };
 
 /// One GPU. Ops are launched on one stream of the device's own, and the host waits only where a result comes back to it.

@@ -124,7 +124,7 @@ void linear(const Launch& on, Rows in, std::size_t num_rows, const CudaWeight& w
     case DType::kQ8_0: return launch_mma<DType::kQ8_0>(on, args, plan.num_levels);
     case DType::kQ4_0: return launch_mma<DType::kQ4_0>(on, args, plan.num_levels);
     case DType::kQ4_1: return launch_mma<DType::kQ4_1>(on, args, plan.num_levels);
-    case DType::kF32: break;
+    default: break;  // F32 is done above, and there is no weight of another type (weight.cpp)
   }
 }
 
@@ -140,6 +140,7 @@ void embed(const Launch& on, const CudaWeight* table, std::int32_t first_id, con
     case DType::kQ8_0: return launch_embed<DType::kQ8_0>(on, table, first_id, step, out);
     case DType::kQ4_0: return launch_embed<DType::kQ4_0>(on, table, first_id, step, out);
     case DType::kQ4_1: return launch_embed<DType::kQ4_1>(on, table, first_id, step, out);
+    default: return;  // there is no weight of another type (weight.cpp)
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "device/cpu/thread_pool.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/slice_plan.h"
 #include "device/cuda/views.h"
@@ -28,7 +29,7 @@ class CudaWeight : public Weight {
   const Slice* slices() const { return slices_.as<Slice>(); }  // plan().slices, in device memory
 
  protected:
-  friend std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read, PlainRows plain_rows);
+  friend std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec, const ReadRows&, PlainRows, cpu::ThreadPool*);
   WeightSpec spec_;
   SlicePlan plan_;
   DeviceMemory memory_;
@@ -37,8 +38,10 @@ class CudaWeight : public Weight {
 };
 
 /// Reads, repacks and uploads in pieces, so that the host needs little memory beside; complete on return.
+/// @param threads those that read and repack; null: the calling one alone
 /// @throws what `read` throws; std::invalid_argument for leaves that make no sense; CudaError.
-std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read, PlainRows plain_rows = PlainRows::kDrop);
+std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read, PlainRows plain_rows = PlainRows::kDrop,
+                                             cpu::ThreadPool* threads = nullptr);
 
 /// See Device::linear: out [num_roots x num_rows] rows of out.stride floats, the product in columns [out_column, out_column + rows of W).
 /// The tile is chosen by the number of tokens and of multiprocessors; no bit depends on it.

@@ -34,4 +34,27 @@ void dispatch(Activation type, const With& with) {
   throw std::invalid_argument("the CUDA device has no activations of type " + std::string(name_of(type)));
 }
 
+/// dispatch, for norms: `with` has the kind as its template argument.
+template <class With>
+void dispatch_norm(Norm::Kind kind, Activation type, const With& with) {
+  dispatch(type, [&](auto* element) {
+    if (kind == Norm::Kind::kRms) return with.template operator()<Norm::Kind::kRms>(element);
+    with.template operator()<Norm::Kind::kLayer>(element);
+  });
+}
+
+/// x += delta (+ bias) if there is a delta; then the norm of x to `out`.
+inline NormArguments norm_arguments(const Rows& x, const Rows* delta, const float* bias, const Norm& norm, const Rows& out) {
+  const bool aligned = is_aligned(x) && (delta == nullptr || is_aligned(*delta)) && is_aligned(bias) && is_aligned(norm.weight) &&
+                       is_aligned(norm.bias) && is_aligned(out);
+  return {mutable_rows<float>(x),
+          delta == nullptr ? ConstRows<float>{nullptr, 0} : const_rows(*delta),
+          bias,
+          norm.weight,
+          norm.bias,
+          norm.eps,
+          static_cast<unsigned>(x.columns),
+          aligned};
+}
+
 }  // namespace lockstep::device::cuda

@@ -11,13 +11,36 @@ dim3 grid_of(std::size_t num_rows, std::size_t columns) {
   return dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>((columns + kRowStep - 1) / kRowStep));
 }
 
-void launch_norm(const Launch& where, const NormArguments& arguments, std::size_t num_rows, const Rows& out) {
-  dispatch(out.type, [&](auto* element) {
+void launch_norm(const Launch& where, const Norm& norm, const NormArguments& arguments, std::size_t num_rows, const Rows& out) {
+  dispatch_norm(norm.kind, out.type, [&]<Norm::Kind kKind>(auto* element) {
     using Element = std::remove_pointer_t<decltype(element)>;
-    check(launch(norm_rows<Element>, dim3(static_cast<unsigned>(num_rows)), dim3(kRowThreads), 0, where.stream, arguments,
+    check(launch(norm_rows<kKind, Element>, dim3(static_cast<unsigned>(num_rows)), dim3(kRowThreads), 0, where.stream, arguments,
                  mutable_rows<Element>(out)),
           "launching norm_rows");
   });
+}
+
+/// `up` follows `gate` in each row of `from`, or there is none.
+template <Nonlinearity kFunction>
+void launch_activate(const Launch& where, const Rows& from, bool has_up, std::size_t num_rows, const Rows& out) {
+  const auto columns = static_cast<unsigned>(out.columns);
+  const bool aligned = is_aligned(from) && columns % 4 == 0 && is_aligned(out);
+  dispatch(out.type, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    check(launch(activate_rows<kFunction, Element>, grid_of(num_rows, columns), dim3(kRowThreads), 0, where.stream, const_rows(from),
+                 has_up, columns, aligned, mutable_rows<Element>(out)),
+          "launching activate_rows");
+  });
+}
+
+void launch_activate(const Launch& where, Nonlinearity function, const Rows& from, bool has_up, std::size_t num_rows, const Rows& out) {
+  if (num_rows == 0 || out.columns == 0) return;
+  switch (function) {
+    case Nonlinearity::kSilu: return launch_activate<Nonlinearity::kSilu>(where, from, has_up, num_rows, out);
+    case Nonlinearity::kGelu: return launch_activate<Nonlinearity::kGelu>(where, from, has_up, num_rows, out);
+    case Nonlinearity::kGeluTanh: return launch_activate<Nonlinearity::kGeluTanh>(where, from, has_up, num_rows, out);
+    case Nonlinearity::kRelu: return launch_activate<Nonlinearity::kRelu>(where, from, has_up, num_rows, out);
+  }
 }
 
 void launch_copy(const Launch& where, const Rows& from, const std::uint32_t* rows, std::size_t num_rows, const Rows& out) {
@@ -32,11 +55,9 @@ void launch_copy(const Launch& where, const Rows& from, const std::uint32_t* row
 
 }  // namespace
 
-void rms_norm(const Launch& where, Rows x, std::size_t num_rows, const float* weight, float eps, Rows out) {
+void norm(const Launch& where, Rows x, std::size_t num_rows, const Norm& norm, Rows out) {
   if (num_rows == 0) return;
-  const bool aligned = is_aligned(x) && is_aligned(weight) && is_aligned(out);
-  launch_norm(where, {mutable_rows<float>(x), {nullptr, 0}, nullptr, weight, eps, static_cast<unsigned>(x.columns), aligned}, num_rows,
-              out);
+  launch_norm(where, norm, norm_arguments(x, nullptr, nullptr, norm, out), num_rows, out);
 }
 
 void add(const Launch& where, Rows x, Rows delta, std::size_t num_rows, const float* bias) {
@@ -47,24 +68,17 @@ void add(const Launch& where, Rows x, Rows delta, std::size_t num_rows, const fl
         "launching add_rows");
 }
 
-void add_rms_norm(const Launch& where, Rows x, Rows delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
-                  Rows out) {
+void add_norm(const Launch& where, Rows x, Rows delta, std::size_t num_rows, const float* bias, const Norm& norm, Rows out) {
   if (num_rows == 0) return;
-  const bool aligned = is_aligned(x) && is_aligned(delta) && is_aligned(bias) && is_aligned(weight) && is_aligned(out);
-  launch_norm(where, {mutable_rows<float>(x), const_rows(delta), bias, weight, eps, static_cast<unsigned>(x.columns), aligned}, num_rows,
-              out);
+  launch_norm(where, norm, norm_arguments(x, &delta, bias, norm, out), num_rows, out);
 }
 
-void swiglu(const Launch& where, Rows gate_up, std::size_t num_rows, Rows out) {
-  if (num_rows == 0 || out.columns == 0) return;
-  const auto columns = static_cast<unsigned>(out.columns);
-  const bool aligned = is_aligned(gate_up) && columns % 4 == 0 && is_aligned(out);
-  dispatch(out.type, [&](auto* element) {
-    using Element = std::remove_pointer_t<decltype(element)>;
-    check(launch(swiglu_rows<Element>, grid_of(num_rows, columns), dim3(kRowThreads), 0, where.stream, const_rows(gate_up), columns,
-                 aligned, mutable_rows<Element>(out)),
-          "launching swiglu_rows");
-  });
+void gated(const Launch& where, Nonlinearity function, Rows gate_up, std::size_t num_rows, Rows out) {
+  launch_activate(where, function, gate_up, true, num_rows, out);
+}
+
+void activate(const Launch& where, Nonlinearity function, Rows x, std::size_t num_rows, Rows out) {
+  launch_activate(where, function, x, false, num_rows, out);
 }
 
 void convert(const Launch& where, Rows x, std::size_t num_rows, Rows out) {

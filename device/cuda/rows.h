@@ -7,12 +7,13 @@
 /// everywhere the results are those of the CPU device, bit for bit (docs/numerics.md, N3 and N4). @throws CudaError
 namespace lockstep::device::cuda {
 
-void rms_norm(const Launch& launch, Rows x, std::size_t num_rows, const float* weight, float eps, Rows out);
+void norm(const Launch& launch, Rows x, std::size_t num_rows, const Norm& norm, Rows out);
 void add(const Launch& launch, Rows x, Rows delta, std::size_t num_rows, const float* bias);
-/// x += delta (+ bias), out = rms_norm(x).
-void add_rms_norm(const Launch& launch, Rows x, Rows delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
-                  Rows out);
-void swiglu(const Launch& launch, Rows gate_up, std::size_t num_rows, Rows out);
+/// x += delta (+ bias), out = norm(x).
+void add_norm(const Launch& launch, Rows x, Rows delta, std::size_t num_rows, const float* bias, const Norm& norm, Rows out);
+/// out = function(gate) * up.
+void gated(const Launch& launch, Nonlinearity function, Rows gate_up, std::size_t num_rows, Rows out);
+void activate(const Launch& launch, Nonlinearity function, Rows x, std::size_t num_rows, Rows out);
 void convert(const Launch& launch, Rows x, std::size_t num_rows, Rows out);
 /// out row i = from row rows[i]; `rows` is in device memory.
 void gather_rows(const Launch& launch, Rows from, const std::uint32_t* rows, std::size_t num_rows, Rows out);

@@ -10,24 +10,6 @@ namespace {
 constexpr std::uint32_t kUnitsOfSlice = 4;
 constexpr std::uint32_t kMaxSlicesOfLeaf = 8;
 
-[[noreturn]] void refuse(const WeightSpec& spec, const std::string& what) {
-  throw std::invalid_argument("weight '" + spec.name + "': " + what);
-}
-
-void check_leaf(const WeightSpec& spec, const Leaf& leaf, std::uint32_t begin, std::uint32_t open) {
-  const std::string place = "the leaf that ends at column " + std::to_string(leaf.end);
-  if (leaf.end <= begin || leaf.end > spec.columns) {
-    refuse(spec, "a leaf ends at column " + std::to_string(leaf.end) + ", not in (" + std::to_string(begin) + ", " +
-                     std::to_string(spec.columns) + "]");
-  }
-  if (leaf.end % info(spec.dtype).block_size != 0) refuse(spec, place + " ends within a block");
-  if (leaf.merges > open) refuse(spec, place + " merges more sums than there are");
-  if (open > kMaxLevels) refuse(spec, "its leaves leave more than " + std::to_string(kMaxLevels) + " sums open");
-  if (leaf.ends_root && leaf.merges != open) {
-    refuse(spec, "a root ends at column " + std::to_string(leaf.end) + " with " + std::to_string(open + 1 - leaf.merges) + " sums");
-  }
-}
-
 /// The slices of the leaf [begin, leaf.end), its units from `first_unit` on.
 void push_slices(const Leaf& leaf, std::uint32_t begin, std::uint32_t first_unit, std::uint32_t unit_columns, std::uint32_t count,
                  std::vector<Slice>& slices) {
@@ -44,16 +26,15 @@ void push_slices(const Leaf& leaf, std::uint32_t begin, std::uint32_t first_unit
 }  // namespace
 
 SlicePlan plan_slices(const WeightSpec& spec) {
-  if (spec.columns == 0) refuse(spec, "it has no columns");
-  if (spec.columns > UINT32_MAX / 2 || spec.rows > UINT32_MAX / 2) refuse(spec, "it has too many rows or columns");
-  row_bytes(spec.dtype, spec.columns);
+  spec.check(kMaxLevels);
+  if (spec.columns > UINT32_MAX / 2 || spec.rows > UINT32_MAX / 2)
+    throw std::invalid_argument("weight '" + spec.name + "': it has too many rows or columns");
   SlicePlan plan;
   plan.leaves_are_vectors = true;
   const bool exact = spec.dtype == DType::kF32;
   const std::uint32_t unit_columns = exact ? 1 : kUnitColumns;
   std::uint32_t begin = 0, open = 0;
   for (const Leaf& leaf : spec.leaves) {
-    check_leaf(spec, leaf, begin, open);
     const std::uint32_t units = (leaf.end - begin + unit_columns - 1) / unit_columns;
     const std::uint32_t count = exact ? 1 : std::clamp(units / kUnitsOfSlice, 1u, kMaxSlicesOfLeaf);
     push_slices(leaf, begin, plan.num_units, unit_columns, count, plan.slices);
@@ -63,9 +44,6 @@ SlicePlan plan_slices(const WeightSpec& spec) {
     plan.leaves_are_vectors = plan.leaves_are_vectors && leaf.end % 8 == 0;
     begin = leaf.end;
     open = leaf.ends_root ? 0 : open + 1 - leaf.merges;
-  }
-  if (begin != spec.columns || open != 0) {
-    refuse(spec, "its leaves do not cover its " + std::to_string(spec.columns) + " columns with whole roots");
   }
   return plan;
 }

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <cstring>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "device/cuda/linear.h"
 #include "device/cuda/weight_packing.h"
@@ -33,6 +35,28 @@ class CopyStream {
   cudaStream_t stream_ = nullptr;
 };
 
+bool has_kernels(DType dtype) {
+  return !info(dtype).block_quantised() || dtype == DType::kQ8_0 || dtype == DType::kQ4_0 || dtype == DType::kQ4_1;
+}
+
+/// Rows of any type as bf16: what the kernels would make of them (docs/numerics.md, N8), at 2 bytes an element of the GPU's memory.
+ReadRows bfloat16_rows(const WeightSpec& spec, const ReadRows& read) {
+  return [&spec, &read](std::size_t first, std::size_t count, std::span<std::byte> to) {
+    const DTypeInfo& type = info(spec.dtype);
+    const std::size_t bytes = spec.stored_row_bytes();
+    std::vector<std::byte> stored(count * bytes);
+    std::vector<float> whole(bytes / type.block_bytes * type.block_size);
+    read(first, count, stored);
+    for (std::size_t row = 0; row < count; ++row) {
+      dequantise(spec.dtype, std::span(stored).subspan(row * bytes, bytes), whole);
+      for (std::size_t k = 0; k < spec.columns; ++k) {
+        const std::uint16_t value = float_to_bfloat16(whole[spec.first_column + k]);
+        std::memcpy(&to[(row * spec.columns + k) * sizeof value], &value, sizeof value);
+      }
+    }
+  };
+}
+
 }  // namespace
 
 Activation activation_for(DType weight) {
@@ -43,7 +67,15 @@ Activation activation_for(DType weight) {
   }
 }
 
-std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read, PlainRows plain_rows) {
+std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read, PlainRows plain_rows, cpu::ThreadPool* threads) {
+  if (!has_kernels(spec.dtype)) {
+    WeightSpec expanded = spec;
+    expanded.dtype = DType::kBF16;
+    expanded.first_column = 0;
+    return load_cuda_weight(std::move(expanded), bfloat16_rows(spec, read), plain_rows, threads);
+  }
+  cpu::ThreadPool this_thread(1);
+  cpu::ThreadPool& pool = threads != nullptr ? *threads : this_thread;
   auto weight = std::make_unique<CudaWeight>();
   weight->plan_ = plan_slices(spec);
   const SlicePlan& plan = weight->plan_;
@@ -64,16 +96,17 @@ std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& re
     const std::size_t count = std::min(panels_at_once, panels - first);
     const std::size_t rows = std::min(count * kPanelRows, spec.rows - first * kPanelRows);
     const std::span<std::byte> piece(stored.as<std::byte>(), rows * stored_row);
-    if (keeps) stream.synchronize();  // the copies of the last piece read `stored`
-    read(first * kPanelRows, rows, piece);
-    stream.synchronize();  // ... and `packed`
+    stream.synchronize();  // the copies of the last piece read `stored` and `packed`
+    pool.run([&](std::size_t thread) {
+      for (std::size_t i = thread; i < count; i += pool.size()) {
+        const std::size_t from = i * kPanelRows, of_panel = std::min<std::size_t>(kPanelRows, rows - from);
+        const std::span<std::byte> panel_rows = piece.subspan(from * stored_row, of_panel * stored_row);
+        read(first * kPanelRows + from, of_panel, panel_rows);
+        pack_panel(spec, plan, panel_rows, {packed.as<std::byte>() + i * panel_size, panel_size});
+      }
+    });
     if (keeps)
       stream.copy_rows(weight->plain_.as<std::byte>() + first * kPanelRows * plain_stride, plain_stride, piece.data(), stored_row, rows);
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t from = i * kPanelRows, of_panel = std::min<std::size_t>(kPanelRows, rows - from);
-      pack_panel(spec, plan, piece.subspan(from * stored_row, of_panel * stored_row),
-                 {packed.as<std::byte>() + i * panel_size, panel_size});
-    }
     stream.copy(weight->memory_.as<std::byte>() + first * panel_size, packed.data(), count * panel_size);
   }
   stream.synchronize();

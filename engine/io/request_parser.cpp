@@ -77,6 +77,16 @@ constexpr auto kSharedParameters = std::to_array<Parameter>({
     {"top_k", [](Draft& d, const std::string& name, const Json& value) {
        d.request.sampling.top_k = static_cast<std::int32_t>(read_integer(name, value, -1, kInt32Max));
      }},
+    {"typical_p", [](Draft& d, const std::string& name, const Json& value) { d.request.sampling.typical_p = read_number(name, value, 0, 1); }},
+    {"no_repeat_ngram_size", [](Draft& d, const std::string& name, const Json& value) {
+       d.request.sampling.no_repeat_ngram_size = static_cast<std::uint32_t>(read_integer(name, value, 0, kInt32Max));
+     }},
+    {"logit_bias", [](Draft& d, const std::string& name, const Json& value) {
+       d.request.sampling.logit_bias = read_logit_bias(name, value, d.context.vocab_size);
+     }},
+    {"min_tokens", [](Draft& d, const std::string& name, const Json& value) {
+       d.request.sampling.min_tokens = static_cast<std::uint32_t>(read_integer(name, value, 0, kInt32Max));
+     }},
     {"presence_penalty", [](Draft& d, const std::string& name, const Json& value) { d.request.sampling.presence_penalty = read_number(name, value, -2, 2); }},
     {"frequency_penalty", [](Draft& d, const std::string& name, const Json& value) { d.request.sampling.frequency_penalty = read_number(name, value, -2, 2); }},
     {"repetition_penalty", [](Draft& d, const std::string& name, const Json& value) { d.request.sampling.repetition_penalty = read_number(name, value, 0.01, 100); }},
@@ -129,11 +139,9 @@ struct Neutral {
 constexpr auto kNeutral = std::to_array<Neutral>({
     {"stream", "false"},
     {"echo", "false"},
-    {"logit_bias", "{}"},
     {"response_format", R"({"type":"text"})"},
     {"tool_choice", R"("auto")"},
     {"parallel_tool_calls", "true"},
-    {"min_tokens", "0"},
     {"skip_special_tokens", "true"},
     {"include_stop_str_in_output", "false"},
     {"use_beam_search", "false"},
@@ -210,6 +218,11 @@ void read_body(const Json& body, const RequestContext& context, ParsedRequest& r
     finish_chat(draft);
   } else {
     finish_completions(draft);
+  }
+  if (request.max_tokens && request.sampling.min_tokens > *request.max_tokens) {
+    throw RequestError(400, "invalid_value", "min_tokens",
+                       "min_tokens must be at most max_tokens, but is " + std::to_string(request.sampling.min_tokens) + " of " +
+                           std::to_string(*request.max_tokens));
   }
 }
 

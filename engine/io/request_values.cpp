@@ -1,5 +1,7 @@
 #include "engine/io/request_values.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -111,6 +113,24 @@ std::vector<TokenId> read_token_ids(const std::string& param, const Json& value,
     }
   }
   return ids;
+}
+
+std::vector<std::pair<TokenId, float>> read_logit_bias(const std::string& param, const Json& value, std::size_t vocab_size) {
+  constexpr double kMaxBias = 100.0;
+  if (!value.is_object()) refuse_value(param, "must be an object of token ids and biases", value);
+  std::vector<std::pair<TokenId, float>> biases;
+  biases.reserve(value.size());
+  for (const auto& [key, bias] : value.items()) {
+    std::int64_t id = -1;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (error != std::errc() || end != key.data() + key.size() || id < 0 || static_cast<std::uint64_t>(id) >= vocab_size)
+      refuse_value(param, "must have token ids from 0 to " + std::to_string(vocab_size - 1) + " as its keys", key);
+    biases.emplace_back(static_cast<TokenId>(id), read_number(param + "." + key, bias, -kMaxBias, kMaxBias));
+  }
+  std::sort(biases.begin(), biases.end());
+  const auto twice = std::adjacent_find(biases.begin(), biases.end(), [](const auto& a, const auto& b) { return a.first == b.first; });
+  if (twice != biases.end()) refuse_value(param, "must name every token once", std::to_string(twice->first));
+  return biases;
 }
 
 std::vector<std::string> read_stop_strings(const std::string& param, const Json& value) {

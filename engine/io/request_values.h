@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/io/request_error.h"
@@ -25,6 +26,9 @@ float read_number(const std::string& param, const Json& value, double low, doubl
 std::vector<TokenId> read_token_ids(const std::string& param, const Json& value, std::size_t vocab_size, std::size_t max_count);
 /// One string or a list of them, none empty.
 std::vector<std::string> read_stop_strings(const std::string& param, const Json& value);
+
+/// {"50256": -100, ...}: token ids below `vocab_size`, in decimal, each once, with -100 ... 100; ids ascending.
+std::vector<std::pair<TokenId, float>> read_logit_bias(const std::string& param, const Json& value, std::size_t vocab_size);
 
 /// A list of messages as templates want it: content is a string (text parts are joined by '\n') or null, arguments of tool calls are
 /// objects.

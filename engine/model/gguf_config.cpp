@@ -209,6 +209,12 @@ std::optional<text::GgufVocabulary> vocabulary_from_gguf(const GgufMetadata& met
       vocabulary.types.push_back(static_cast<std::int32_t>(type));
     }
   }
+  constexpr std::string_view kScores = "tokenizer.ggml.scores";
+  if (const auto scores = vocabulary.model == "llama" ? metadata.numbers(kScores) : std::nullopt) {
+    if (scores->size() != tokens->size())
+      metadata.fail(kScores, "has " + std::to_string(scores->size()) + " entries for " + std::to_string(tokens->size()) + " tokens");
+    vocabulary.scores.assign(scores->begin(), scores->end());
+  }
   vocabulary.bos_id = token_id(metadata, "tokenizer.ggml.bos_token_id");
   vocabulary.eos_id = token_id(metadata, "tokenizer.ggml.eos_token_id");
   vocabulary.eot_id = token_id(metadata, "tokenizer.ggml.eot_token_id");
@@ -216,6 +222,7 @@ std::optional<text::GgufVocabulary> vocabulary_from_gguf(const GgufMetadata& met
   vocabulary.unknown_id = token_id(metadata, "tokenizer.ggml.unknown_token_id");
   vocabulary.add_bos = flag_or_unknown(metadata, "tokenizer.ggml.add_bos_token");
   vocabulary.add_eos = flag_or_unknown(metadata, "tokenizer.ggml.add_eos_token");
+  vocabulary.add_space_prefix = flag_or_unknown(metadata, "tokenizer.ggml.add_space_prefix");
   return vocabulary;
 }
 

@@ -35,10 +35,6 @@ void check_architecture(const JsonFields& fields) {
 void refuse_unsupported(const JsonFields& fields) {
   const std::string activation = fields.text("hidden_act").value_or("silu");
   if (activation != "silu" && activation != "swish") fields.fail("hidden_act", quote(activation) + " is not supported; supported: 'silu'");
-  if (const auto quantisation = fields.object("quantization_config")) {
-    fields.fail("quantization_config",
-                quote(quantisation->text("quant_method").value_or("of no name")) + " is not supported; supported: F32, F16, BF16 weights");
-  }
   if (fields.number("partial_rotary_factor", 0.0, 1.0).value_or(1.0) != 1.0)
     fields.fail("partial_rotary_factor", "is not supported in this family");
 }

@@ -10,6 +10,7 @@
 #include "engine/model/hf_config.h"
 #include "engine/weights/fnv128.h"
 #include "engine/weights/gguf.h"
+#include "engine/weights/quantisation.h"
 #include "engine/weights/quote.h"
 #include "engine/weights/safetensors.h"
 
@@ -38,6 +39,7 @@ void add_tensors(const WeightSource& weights, Fnv128& hash) {
   for (const StoredTensor& tensor : weights.tensors()) {
     hash.add(tensor.name);
     hash.add(device::info(tensor.dtype).name);
+    if (!tensor.format.empty()) hash.add(tensor.format);
     hash.add(std::uint64_t{tensor.shape.size()});
     for (const std::size_t axis : tensor.shape) hash.add(std::uint64_t{axis});
   }
@@ -50,7 +52,7 @@ void add_tensors(const WeightSource& weights, Fnv128& hash) {
 
 std::string describe(const ModelSpec& spec, const WeightSource& weights, const std::string& container) {
   std::map<std::string_view, std::size_t> types;
-  for (const StoredTensor& tensor : weights.tensors()) ++types[device::info(tensor.dtype).name];
+  for (const StoredTensor& tensor : weights.tensors()) ++types[tensor.format.empty() ? device::info(tensor.dtype).name : tensor.format];
   std::string text = spec.architecture + ", " + std::to_string(spec.num_layers) + " layers, " + std::to_string(spec.num_heads) +
                      " heads (" + std::to_string(spec.num_kv_heads) + " KV) of " + std::to_string(spec.head_dim) + ", hidden " +
                      std::to_string(spec.hidden_size) + ", inner " + std::to_string(spec.intermediate_size) + ", vocabulary " +
@@ -75,7 +77,8 @@ OpenedModel open_gguf(const fs::path& path) {
   model.weights = std::move(file.tensors);
   add_tensors(*model.weights, hash);
   model.model_hash = hash.hex();
-  model.description = describe(model.spec, *model.weights, "GGUF");
+  const std::size_t parts = model.weights->files().size();
+  model.description = describe(model.spec, *model.weights, parts == 1 ? "GGUF" : "GGUF in " + std::to_string(parts) + " parts");
   return model;
 }
 
@@ -108,14 +111,17 @@ OpenedModel open_folder(const fs::path& folder) {
   } else if (tokenizer_config) {
     model.chat_template = chat_template_from_tokenizer_config(*tokenizer_config, tokenizer_path.string());
   }
+  const auto quantisation = quantisation_from_config(config, config_path.string());
   model.weights = read_safetensors_folder(folder);
+  if (quantisation) model.weights = unite_quantised(std::move(model.weights), *quantisation);
 
   Fnv128 hash;
   hash.add(std::string_view("safetensors"));
   for (const std::string& text : {config, generation.value_or(""), tokenizer_config.value_or(""), template_file.value_or("")})
     hash.add(text);
   std::error_code ignored;
-  if (fs::exists(folder / "tokenizer.json", ignored)) add_samples(InputFile(folder / "tokenizer.json"), hash);
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "added_tokens.json"})
+    if (fs::exists(folder / name, ignored)) add_samples(InputFile(folder / name), hash);
   add_tensors(*model.weights, hash);
   model.model_hash = hash.hex();
   model.description = describe(model.spec, *model.weights, "safetensors");
@@ -136,7 +142,7 @@ std::vector<fs::path> gguf_files(const fs::path& folder) {
 
 OpenedModel open_any(const fs::path& path) {
   constexpr std::string_view kWanted =
-      "; a model is a .gguf file, a folder with config.json and safetensors, or a folder with one .gguf file";
+      "; a model is a .gguf file, a folder with config.json and safetensors, or a folder with one .gguf file or the parts of one";
   const auto fail = [&](const std::string& message) { throw std::runtime_error(path.string() + ": " + message + std::string(kWanted)); };
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
@@ -148,7 +154,7 @@ OpenedModel open_any(const fs::path& path) {
   if (fs::exists(path / "config.json", error)) return open_folder(path);
   const std::vector<fs::path> files = gguf_files(path);
   if (files.empty()) fail("this folder has neither config.json nor a .gguf file");
-  if (files.size() > 1) {
+  if (files.size() > 1 && gguf_parts(files[0]) != files) {
     fail("this folder has " + std::to_string(files.size()) + " .gguf files, " + quote(files[0].filename().string()) +
          " and others: name one");
   }

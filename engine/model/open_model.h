@@ -26,7 +26,8 @@ struct OpenedModel {
   std::string description;  // "llama, 3 layers, 9 heads (3 KV) of 8, hidden 72, vocabulary 257, GGUF, 28 tensors (19 Q4_1, 9 F32)"
 };
 
-/// Opens a .gguf file, a folder with config.json and safetensors, or a folder with exactly one .gguf file and no config.json.
+/// Opens a .gguf file (of a split model: any of its parts), a folder with config.json and safetensors, or a folder with exactly one .gguf
+/// file, or the parts of one, and no config.json.
 /// Reads headers, configuration and a few KB of samples, no weights. @throws std::runtime_error that names the file and what is wrong with
 /// it, or not supported.
 OpenedModel open_model(const std::filesystem::path& path);

@@ -21,6 +21,9 @@ struct Coordinator::ChoiceState {
   std::size_t max_tokens = 0;  // the request's, or what the context has room for
   StopStrings stop_strings;
   std::optional<text::IncrementalDetokenizer> detokenizer;
+  std::vector<TokenId> end_ids{};                   // masked before min_tokens
+  std::uint32_t num_candidates = kFirstCandidates;  // as many as were enough lately
+  bool needs_rows = false;                          // not even the most were
 
   const SamplingParams& params() const { return group->request.sampling; }
 };
@@ -96,6 +99,10 @@ void Coordinator::submit(Request request, OnCompletion done) {
     if (max_tokens == 0) continue;  // complete as it is, at the next step
     ++group->num_open;
     auto state = std::make_unique<ChoiceState>(ChoiceState{group, &choice, max_tokens, StopStrings(kept.sampling.stop), std::nullopt});
+    if (kept.sampling.min_tokens > 0) {
+      state->end_ids = kept.sampling.stop_token_ids;
+      if (!kept.sampling.ignore_eos) state->end_ids.insert(state->end_ids.end(), options_.eos_ids.begin(), options_.eos_ids.end());
+    }
     if (options_.tokenizer != nullptr) state->detokenizer.emplace(*options_.tokenizer);
     choices_.emplace(scheduler_.add(kept.prompt, kept.prompt.size() + max_tokens), std::move(state));
   }
@@ -120,7 +127,10 @@ bool Coordinator::step() {
 
 void Coordinator::build_plan() {
   plan_.clear();
+  state_of_row_.clear();
+  selection_of_row_.clear();
   for (const ScheduledChunk& chunk : chunks_) add_chunk(chunk);
+  counters_.selected_rows += plan_.selections.size();
 }
 
 void Coordinator::add_chunk(const ScheduledChunk& chunk) {
@@ -140,12 +150,41 @@ void Coordinator::add_chunk(const ScheduledChunk& chunk) {
   if (!chunk.is_decode) counters_.prompt_tokens += chunk.num_tokens;
   if (!chunk.reaches_end) return;
   batch.logit_rows.push_back(static_cast<std::uint32_t>(batch.num_tokens() - 1));
-  plan_.wanted.push_back(needs_only_top(choices_.at(chunk.sequence)->params()) ? RowWants::kTop : RowWants::kLogits);
+  ChoiceState& state = *choices_.at(chunk.sequence);
+  state_of_row_.push_back(&state);
+  add_wish(state, tokens.size());
+}
+
+/// What rank 0 wants of the row that was just added.
+void Coordinator::add_wish(const ChoiceState& state, std::size_t num_tokens) {
+  const SamplingParams& params = state.params();
+  const std::size_t first_change = plan_.changes.size();
+  selection_of_row_.push_back(plan_.selections.size());
+  if (needs_only_top(params)) return plan_.wanted.push_back(RowWants::kTop);
+  if (state.needs_rows || !can_select(params)) return plan_.wanted.push_back(RowWants::kLogits);
+  changes_.collect(params, context_of(state, num_tokens), limits_.vocab_size, plan_.changes);
+  const auto changes = std::span(plan_.changes).subspan(first_change);
+  if (params.greedy() && changes.empty() && params.logprobs < 0) return plan_.wanted.push_back(RowWants::kTop);
+  device::SelectionRow row = selection_row(params, changes, state.num_candidates);
+  row.row = static_cast<std::uint32_t>(plan_.wanted.size());
+  plan_.selections.push_back(row);
+  plan_.wanted.push_back(RowWants::kSelection);
+}
+
+SamplingContext Coordinator::context_of(const ChoiceState& state, std::size_t num_tokens) const {
+  SamplingContext context;
+  context.prompt = state.group->request.prompt;
+  context.generated = state.choice->tokens;
+  context.choice = state.choice->index;
+  context.position = num_tokens;
+  context.end_ids = state.end_ids;
+  return context;
 }
 
 void Coordinator::run_everywhere(StepPlan& plan, StepResult& result) {
   is_over_ = true;  // until the step has succeeded
-  plan.sequence = ++counters_.steps;
+  plan.sequence = ++num_plans_;
+  if (plan.kind == StepKind::kRun) ++counters_.steps;
   send(plan);
   runner_.run(plan, result);
   is_over_ = false;
@@ -155,6 +194,7 @@ void Coordinator::run_when_idle(StepPlan& plan, StepResult& result) {
   if (is_over_) throw std::logic_error("coordinator: it was stopped, or a step failed");
   if (num_in_flight_ != 0)
     throw std::logic_error("coordinator: it is not idle, " + std::to_string(num_in_flight_) + " requests are in flight");
+  scheduler_.forget_prefixes();  // the plan may overwrite any block
   run_everywhere(plan, result);
 }
 
@@ -165,44 +205,86 @@ void Coordinator::send(const StepPlan& plan) {
 }
 
 void Coordinator::take_result() {
-  const std::size_t num_rows = plan_.batch.logit_rows.size();
-  if (result_.tops.size() != num_rows || result_.logits.size() != num_rows) {
-    throw std::logic_error("coordinator: the runner gave " + std::to_string(result_.tops.size()) + " tops and " +
-                           std::to_string(result_.logits.size()) + " rows for " + std::to_string(num_rows) + " logit rows");
-  }
+  check_result();
+  sample_rows();
+  if (!fetch_plan_.fetched.empty()) sample_fetched_rows();
   std::size_t row = 0;
   for (const ScheduledChunk& chunk : chunks_) {
     if (!chunk.reaches_end) continue;
-    ChoiceState& state = *choices_.at(chunk.sequence);
-    take_token(chunk.sequence, state, sample_row(row++, state, scheduler_.tokens(chunk.sequence)));
+    take_token(chunk.sequence, *state_of_row_[row], std::move(samples_[row]));
+    ++row;
   }
 }
 
-Sample Coordinator::sample_row(std::size_t row, const ChoiceState& state, const std::vector<TokenId>& tokens) {
+void Coordinator::check_result() const {
+  const std::size_t num_rows = plan_.batch.logit_rows.size();
+  if (result_.tops.size() != num_rows || result_.logits.size() != num_rows || result_.selections.size() != plan_.selections.size()) {
+    throw std::logic_error("coordinator: the runner gave " + std::to_string(result_.tops.size()) + " tops, " +
+                           std::to_string(result_.logits.size()) + " rows and " + std::to_string(result_.selections.size()) +
+                           " selections for " + std::to_string(num_rows) + " logit rows");
+  }
+}
+
+/// Fills samples_, but for the rows that have to be fetched: those stand in fetch_plan_ then.
+void Coordinator::sample_rows() {
+  const std::size_t num_rows = plan_.batch.logit_rows.size();
+  samples_.assign(num_rows, {});
+  fetch_plan_.clear();
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    const ChoiceState& state = *state_of_row_[row];
+    const std::size_t num_tokens = state.group->request.prompt.size() + state.choice->tokens.size();
+    if (!sample_row(row, state, context_of(state, num_tokens), samples_[row]))
+      fetch_plan_.fetched.push_back(static_cast<std::uint32_t>(row));
+  }
+}
+
+/// False: the row is needed.
+bool Coordinator::sample_row(std::size_t row, const ChoiceState& state, const SamplingContext& context, Sample& sample) {
   const device::Top& top = result_.tops[row];
-  Sample sample;
   if (!top.finite) {
     sample.error = non_finite_error();
-    return sample;
+    return true;
   }
-  if (plan_.wanted[row] == RowWants::kTop) {
-    if (top.id < 0 || static_cast<std::size_t>(top.id) >= limits_.vocab_size) {
-      throw std::logic_error("coordinator: the runner gave token " + std::to_string(top.id) + " of a vocabulary of " +
-                             std::to_string(limits_.vocab_size));
-    }
-    sample.token = top.id;
-    return sample;
+  switch (plan_.wanted[row]) {
+    case RowWants::kTop:
+      if (top.id < 0 || static_cast<std::size_t>(top.id) >= limits_.vocab_size) {
+        throw std::logic_error("coordinator: the runner gave token " + std::to_string(top.id) + " of a vocabulary of " +
+                               std::to_string(limits_.vocab_size));
+      }
+      sample.token = top.id;
+      return true;
+    case RowWants::kLogits: sample = sample_logits(result_.logits[row], state, context); return true;
+    case RowWants::kSelection: return sampler_.select(result_.selections[selection_of_row_[row]], state.params(), context, sample);
   }
-  if (result_.logits[row].size() != limits_.vocab_size) {
-    throw std::logic_error("coordinator: the runner gave a row of " + std::to_string(result_.logits[row].size()) +
-                           " logits for a vocabulary of " + std::to_string(limits_.vocab_size));
+  return true;
+}
+
+Sample Coordinator::sample_logits(std::span<const float> logits, const ChoiceState& state, const SamplingContext& context) {
+  if (logits.size() != limits_.vocab_size) {
+    throw std::logic_error("coordinator: the runner gave a row of " + std::to_string(logits.size()) + " logits for a vocabulary of " +
+                           std::to_string(limits_.vocab_size));
   }
-  SamplingContext context;
-  context.prompt = state.group->request.prompt;
-  context.generated = state.choice->tokens;
-  context.choice = state.choice->index;
-  context.position = tokens.size();
-  return sampler_.sample(result_.logits[row], state.params(), context);
+  return sampler_.sample(logits, state.params(), context);
+}
+
+/// The candidates of these rows were not enough: the next step asks for more.
+void Coordinator::sample_fetched_rows() {
+  fetch_plan_.kind = StepKind::kFetch;
+  counters_.fetched_rows += fetch_plan_.fetched.size();
+  run_everywhere(fetch_plan_, fetched_);
+  is_over_ = true;  // as in step()
+  if (fetched_.logits.size() != fetch_plan_.fetched.size()) {
+    throw std::logic_error("coordinator: the runner fetched " + std::to_string(fetched_.logits.size()) + " rows instead of " +
+                           std::to_string(fetch_plan_.fetched.size()));
+  }
+  for (std::size_t i = 0; i < fetched_.logits.size(); ++i) {
+    const std::uint32_t row = fetch_plan_.fetched[i];
+    ChoiceState& state = *state_of_row_[row];
+    const std::size_t num_tokens = state.group->request.prompt.size() + state.choice->tokens.size();
+    samples_[row] = sample_logits(fetched_.logits[i], state, context_of(state, num_tokens));
+    state.needs_rows = state.num_candidates >= device::kMaxCandidates;
+    state.num_candidates = std::min(4 * state.num_candidates, device::kMaxCandidates);
+  }
 }
 
 void Coordinator::take_token(SequenceId sequence, ChoiceState& state, Sample&& sample) {
@@ -221,7 +303,10 @@ void Coordinator::take_token(SequenceId sequence, ChoiceState& state, Sample&& s
     finish(sequence, state, FinishReason::kStop);
     return;
   }
-  if (state.detokenizer) choice.text += state.stop_strings.append(state.detokenizer->append(sample.token));
+  if (state.detokenizer) {
+    std::string text = state.detokenizer->append(sample.token);
+    choice.text += choice.tokens.size() < params.min_tokens ? std::move(text) : state.stop_strings.append(std::move(text));
+  }
   if (state.stop_strings.found()) {
     finish(sequence, state, FinishReason::kStop);
   } else if (choice.tokens.size() >= state.max_tokens) {
@@ -266,7 +351,7 @@ void Coordinator::end(StepKind kind, std::string_view reason) {
   is_over_ = true;
   plan_.clear();
   plan_.kind = kind;
-  plan_.sequence = counters_.steps + 1;
+  plan_.sequence = num_plans_ + 1;
   plan_.reason = reason;
   send(plan_);
 }

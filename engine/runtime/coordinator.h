@@ -68,11 +68,17 @@ class Coordinator : public Engine {
 
   void build_plan();
   void add_chunk(const ScheduledChunk& chunk);
+  void add_wish(const ChoiceState& state, std::size_t num_tokens);
   void run_everywhere(StepPlan& plan, StepResult& result);
   void send(const StepPlan& plan);
   void end(StepKind kind, std::string_view reason);
   void take_result();
-  Sample sample_row(std::size_t row, const ChoiceState& state, const std::vector<TokenId>& tokens);
+  void check_result() const;
+  void sample_rows();
+  void sample_fetched_rows();
+  bool sample_row(std::size_t row, const ChoiceState& state, const SamplingContext& context, Sample& sample);
+  Sample sample_logits(std::span<const float> logits, const ChoiceState& state, const SamplingContext& context);
+  SamplingContext context_of(const ChoiceState& state, std::size_t num_tokens) const;
   void take_token(SequenceId sequence, ChoiceState& state, Sample&& sample);
   void finish(SequenceId sequence, ChoiceState& state, FinishReason reason);
   void deliver();
@@ -90,8 +96,13 @@ class Coordinator : public Engine {
   std::unordered_map<SequenceId, std::unique_ptr<ChoiceState>> choices_;
   std::vector<std::shared_ptr<Group>> complete_;  // to be delivered at the end of this step
   std::vector<ScheduledChunk> chunks_;            // of this step
-  StepPlan plan_;
-  StepResult result_;
+  StepPlan plan_, fetch_plan_;
+  StepResult result_, fetched_;
+  LogitChanges changes_;
+  std::vector<Sample> samples_;                // [logit rows of this step]
+  std::vector<ChoiceState*> state_of_row_;     // likewise
+  std::vector<std::size_t> selection_of_row_;  // likewise: index in plan_.selections, where there is one
+  std::uint64_t num_plans_ = 0;
   std::vector<std::byte> bytes_;
 };
 

@@ -36,6 +36,8 @@ class Engine {
     std::uint64_t generated_tokens = 0;
     std::uint64_t preemptions = 0;
     std::uint64_t finished_requests = 0;
+    std::uint64_t selected_rows = 0;  // tokens that were sampled where the logits are
+    std::uint64_t fetched_rows = 0;   // of them, those for which the row had to be fetched after all
   };
   virtual Counters counters() const = 0;
 };

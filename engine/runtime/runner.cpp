@@ -78,6 +78,7 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
                          .max_sequences = options_.max_sequences,
                          .max_positions = options_.max_positions,
                          .max_sequence_blocks = (options_.max_positions + options_.kv.block_size - 1) / options_.kv.block_size});
+  selection_ = std::make_unique<RankSelection>(graph_.vocabulary_shares, options_.max_logit_rows, device_, communicator_);
   kv_ = device_.allocate_kv_cache(options_.kv);
   allocate_values();
 }
@@ -98,6 +99,7 @@ const float* Runner::vector_of(std::size_t vector) const {
 }
 
 void Runner::run(const StepPlan& plan, StepResult& result) {
+  if (plan.kind == StepKind::kFetch) return fetch(plan, result);
   check_blocks(plan.batch, options_.kv.block_size, options_.kv.num_blocks);
   if (plan.batch.num_tokens() > options_.max_tokens || plan.batch.logit_rows.size() > options_.max_logit_rows) {
     throw std::runtime_error("runner: a step of " + std::to_string(plan.batch.num_tokens()) + " tokens and " +
@@ -107,6 +109,8 @@ void Runner::run(const StepPlan& plan, StepResult& result) {
   check_token_ids(plan.batch);
   result.tops.clear();
   result.logits.clear();
+  result.selections.clear();
+  num_logit_rows_ = plan.batch.logit_rows.size();
   const device::StepRows rows = device_.begin_step(plan.batch);
   const auto walk = [&] {
     StepContext step{plan.sequence, rows.tokens};
@@ -137,7 +141,9 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
   const auto output = [&]() -> const Matrix& { return values_[node.output]; };
   switch (node.op) {
     case RankOp::kEmbed: embed(node); return;
-    case RankOp::kRmsNorm: device_.rms_norm(input(), step.rows, vector_of(node.vector), graph_.rms_norm_eps, output()); return;
+    case RankOp::kRmsNorm:
+      device_.norm(input(), step.rows, device::Norm::rms(vector_of(node.vector), graph_.rms_norm_eps), output());
+      return;
     case RankOp::kConvert: device_.convert(input(), step.rows, output()); return;
     case RankOp::kLinear:
       if (shard_.weights[node.weight])
@@ -147,7 +153,7 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
       device_.rotate_and_append(input(), attention_, rotary_.rotary_dim > 0 ? &rotary_ : nullptr, *kv_, node.layer);
       return;
     case RankOp::kAttention: device_.attention(input(), attention_, *kv_, node.layer, output()); return;
-    case RankOp::kSwiglu: device_.swiglu(input(), step.rows, output()); return;
+    case RankOp::kSwiglu: device_.gated(device::Nonlinearity::kSilu, input(), step.rows, output()); return;
     case RankOp::kAllReduce:
       device_.begin_host_access(input());
       communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(input().data), step.rows * input().columns);
@@ -170,14 +176,14 @@ void Runner::embed(const RankNode& node) {
 }
 
 void Runner::add_rms_norm(const RankNode& node, std::size_t rows) {
-  const comm::ResidualNorm then{values_[node.residual], vector_of(node.vector), vector_of(node.norm), graph_.rms_norm_eps,
-                                values_[node.output]};
+  const comm::ResidualNorm then{values_[node.residual], vector_of(node.vector),
+                                device::Norm::rms(vector_of(node.norm), graph_.rms_norm_eps), values_[node.output]};
   const Matrix& delta = values_[node.input];
   if (node.tree != kNone) device_.begin_host_access(delta);
   if (node.tree != kNone && !tap_) return communicator_.all_reduce_add_norm(device_, graph_.trees[node.tree], delta, rows, then);
   // A tap wants to see the sum, which need not stand anywhere after the fused call.
   if (node.tree != kNone) communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(delta.data), rows * delta.columns);
-  device_.add_rms_norm(then.x, delta, rows, then.bias, then.weight, then.eps, then.out);
+  device_.add_norm(then.x, delta, rows, then.bias, then.norm, then.out);
 }
 
 void Runner::show(const RankNode& node, const StepContext& step) {
@@ -198,9 +204,32 @@ void Runner::show(const RankNode& node, const StepContext& step) {
 
 void Runner::deliver(const StepPlan& plan, StepResult& result) {
   const std::size_t num_rows = plan.batch.logit_rows.size();
+  if (!plan.selections.empty()) selection_->select(values_[graph_.logits], plan.selections, plan.changes);
   gather_tops(num_rows, result);
-  if (std::find(plan.wanted.begin(), plan.wanted.end(), RowWants::kLogits) != plan.wanted.end()) gather_logits(plan, result);
+  if (!plan.selections.empty()) selection_->gather(plan.selections, plan.changes, result.tops, result.selections);
+  wanted_rows_.clear();
+  for (std::size_t row = 0; row < num_rows; ++row) {
+    if (plan.wanted[row] == RowWants::kLogits) wanted_rows_.push_back(static_cast<std::uint32_t>(row));
+  }
   if (graph_.shard.rank == 0) result.logits.resize(num_rows);
+  if (wanted_rows_.empty()) return;
+  wanted_logits_.resize(wanted_rows_.size());
+  gather_logits(wanted_rows_, wanted_logits_);
+  if (graph_.shard.rank != 0) return;
+  for (std::size_t i = 0; i < wanted_rows_.size(); ++i) result.logits[wanted_rows_[i]] = wanted_logits_[i];
+}
+
+void Runner::fetch(const StepPlan& plan, StepResult& result) {
+  result.tops.clear();
+  result.logits.clear();
+  result.selections.clear();
+  if (plan.fetched.back() >= num_logit_rows_) {
+    throw std::runtime_error("runner: row " + std::to_string(plan.fetched.back()) + " is to be fetched, but the latest step has " +
+                             std::to_string(num_logit_rows_) + " logit rows");
+  }
+  wanted_logits_.resize(plan.fetched.size());
+  gather_logits(plan.fetched, wanted_logits_);
+  if (graph_.shard.rank == 0) result.logits = wanted_logits_;
 }
 
 void Runner::gather_tops(std::size_t num_rows, StepResult& result) {
@@ -216,37 +245,30 @@ void Runner::gather_tops(std::size_t num_rows, StepResult& result) {
   parallel::merge_tops(all_tops_, vocabulary_sizes_, result.tops);
 }
 
-void Runner::gather_logits(const StepPlan& plan, StepResult& result) {
+/// The rows as they are, on rank 0; `logits` has a place for each.
+void Runner::gather_logits(std::span<const std::uint32_t> rows, std::span<std::span<const float>> logits) {
   const Matrix& local = values_[graph_.logits];
-  std::size_t num_wanted = 0;
-  local_logits_.resize(plan.wanted.size() * local.columns);
-  for (std::size_t row = 0; row < plan.wanted.size();) {
-    std::size_t end = row;  // of a run of wanted rows: one read each, for which a GPU is waited for
-    while (end < plan.wanted.size() && plan.wanted[end] == RowWants::kLogits) ++end;
-    if (end > row) {
-      const std::size_t count = end - row;
-      device_.read_floats(local, row, count, std::span(local_logits_).subspan(num_wanted * local.columns, count * local.columns));
-      num_wanted += count;
-    }
-    row = end + 1;
+  local_logits_.resize(rows.size() * local.columns);
+  for (std::size_t first = 0; first < rows.size();) {
+    std::size_t end = first + 1;  // of a run of rows: one read each, for which a GPU is waited for
+    while (end < rows.size() && rows[end] == rows[end - 1] + 1) ++end;
+    const std::size_t count = end - first;
+    device_.read_floats(local, rows[first], count, std::span(local_logits_).subspan(first * local.columns, count * local.columns));
+    first = end;
   }
-  local_logits_.resize(num_wanted * local.columns);
   const std::size_t vocabulary = graph_.dims.vocabulary;
   const bool root = graph_.shard.rank == 0;
   if (graph_.shard.num_ranks == 1) {
     std::swap(logits_, local_logits_);
   } else {
-    bytes_per_rank_ = parallel::gathered_row_bytes(vocabulary_sizes_, num_wanted);
-    gathered_logits_.resize(root ? num_wanted * vocabulary : 0);
+    bytes_per_rank_ = parallel::gathered_row_bytes(vocabulary_sizes_, rows.size());
+    gathered_logits_.resize(root ? rows.size() * vocabulary : 0);
     logits_.resize(gathered_logits_.size());
     communicator_.gather(std::as_bytes(std::span(local_logits_)), std::as_writable_bytes(std::span(gathered_logits_)), bytes_per_rank_, 0);
-    if (root) parallel::assemble_rows(gathered_logits_, vocabulary_sizes_, num_wanted, logits_);
+    if (root) parallel::assemble_rows(gathered_logits_, vocabulary_sizes_, rows.size(), logits_);
   }
   if (!root) return;
-  result.logits.resize(plan.wanted.size());
-  for (std::size_t row = 0, next = 0; row < plan.wanted.size(); ++row) {
-    if (plan.wanted[row] == RowWants::kLogits) result.logits[row] = std::span(logits_).subspan(next++ * vocabulary, vocabulary);
-  }
+  for (std::size_t i = 0; i < rows.size(); ++i) logits[i] = std::span(logits_).subspan(i * vocabulary, vocabulary);
 }
 
 }  // namespace lockstep::engine

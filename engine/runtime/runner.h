@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "device/device.h"
 #include "engine/model/spec.h"
+#include "engine/runtime/rank_selection.h"
 #include "engine/runtime/rotary.h"
 #include "engine/runtime/step_runner.h"
 #include "engine/weights/loader.h"
@@ -55,7 +56,8 @@ class Runner final : public StepRunner {
   void show(const parallel::RankNode& node, const StepContext& step);
   void deliver(const StepPlan& plan, StepResult& result);
   void gather_tops(std::size_t num_rows, StepResult& result);
-  void gather_logits(const StepPlan& plan, StepResult& result);
+  void fetch(const StepPlan& plan, StepResult& result);
+  void gather_logits(std::span<const std::uint32_t> rows, std::span<std::span<const float>> logits);
   void allocate_values();
   const float* vector_of(std::size_t vector) const;
 
@@ -73,11 +75,15 @@ class Runner final : public StepRunner {
   Tap tap_;
 
   std::vector<std::size_t> vocabulary_sizes_;  // [ranks]
+  std::unique_ptr<RankSelection> selection_;
+  std::size_t num_logit_rows_ = 0;  // of the latest step: what a plan may fetch
 
   // Scratch of a step, kept for its capacity.
   std::vector<std::size_t> bytes_per_rank_;
   std::vector<device::Top> local_tops_;
   std::vector<device::Top> all_tops_;
+  std::vector<std::uint32_t> wanted_rows_;
+  std::vector<std::span<const float>> wanted_logits_;
   std::vector<float> local_logits_;     // [rows][local vocabulary]
   std::vector<float> gathered_logits_;  // rank 0: [ranks][rows][local vocabulary]
   std::vector<float> logits_;           // rank 0: [rows][vocabulary]

@@ -5,11 +5,15 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace lockstep::engine {
 namespace {
 
-SchedulerOptions checked(const SchedulerOptions& options) {
+/// Attention reads keys in spans of so many positions (docs/numerics.md, N5), those that a query sees and their neighbours.
+constexpr std::size_t kAttentionSpan = 64;
+
+SchedulerOptions checked(SchedulerOptions options) {
   const auto at_least_one = [](std::size_t value, const char* name) {
     if (value == 0) throw std::invalid_argument(std::string("scheduler: ") + name + " must be at least 1");
   };
@@ -17,6 +21,7 @@ SchedulerOptions checked(const SchedulerOptions& options) {
   at_least_one(options.max_num_batched_tokens, "max_num_batched_tokens");
   at_least_one(options.num_blocks, "num_blocks");
   at_least_one(options.block_size, "block_size");
+  if (options.window != 0) options.prefix_caching = false;
   return options;
 }
 
@@ -24,7 +29,7 @@ SchedulerOptions checked(const SchedulerOptions& options) {
 
 Scheduler::Scheduler(const SchedulerOptions& options) : options_(checked(options)), blocks_(options.num_blocks, options.block_size) {}
 
-SequenceId Scheduler::add(std::vector<TokenId> tokens, std::size_t max_length) {
+SequenceId Scheduler::add(std::vector<TokenId> tokens, std::size_t max_length, std::uint64_t prefix_group) {
   if (tokens.empty()) throw std::invalid_argument("scheduler: a sequence needs at least one token");
   if (max_length > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     throw std::invalid_argument("scheduler: " + std::to_string(max_length) + " tokens are more than positions can count");
@@ -44,6 +49,7 @@ SequenceId Scheduler::add(std::vector<TokenId> tokens, std::size_t max_length) {
   sequence->tokens.reserve(reserved);
   sequence->block_table.reserve(blocks_.blocks_for(reserved));
   sequence->max_length = max_length;
+  sequence->prefix_group = prefix_group;
   const SequenceId id = next_id_++;
   waiting_.emplace_hint(waiting_.end(), id, std::move(sequence));
   return id;
@@ -105,15 +111,58 @@ void Scheduler::admit(std::size_t& budget) {
     Sequence& sequence = *waiting_.begin()->second;
     // Some room for those who already run, or the newcomer would be sent back at once.
     const std::size_t reserve = running_.empty() ? 0 : std::min(running_.size(), 1 + options_.num_blocks / 64);
-    if (blocks_.blocks_for(sequence.tokens.size()) + reserve > blocks_.num_free()) return;
+    find_prefix(sequence);
+    if (blocks_.blocks_for(sequence.tokens.size()) - sequence.num_shared + reserve > blocks_.num_free()) return release(sequence);
     blocks_.extend(sequence.block_table, sequence.tokens.size());
-    sequence.num_computed = 0;
+    sequence.num_computed = sequence.num_shared * options_.block_size;
+    num_cached_tokens_ += sequence.num_computed;
     sequence.prefill_length = sequence.tokens.size();
     sequence.admitted_length = sequence.tokens.size();
     sequence.scheduled = prefill_tokens(sequence, budget);
     budget -= sequence.scheduled;
     running_.insert(waiting_.extract(waiting_.begin()));
   }
+}
+
+BlockContent Scheduler::content_of(const Sequence& sequence, std::size_t block) const {
+  const std::size_t size = options_.block_size;
+  BlockContent content{sequence.prefix_group, std::nullopt, std::span(sequence.tokens).subspan(block * size, size)};
+  if (block > 0) content.previous = sequence.block_table[block - 1];
+  return content;
+}
+
+void Scheduler::find_prefix(Sequence& sequence) {
+  if (!options_.prefix_caching) return;
+  while ((sequence.num_shared + 1) * options_.block_size < sequence.tokens.size()) {
+    const std::optional<std::uint32_t> block = blocks_.find(content_of(sequence, sequence.num_shared));
+    if (!block) return;
+    sequence.block_table.push_back(*block);
+    ++sequence.num_shared;
+  }
+}
+
+void Scheduler::publish_blocks(Sequence& sequence) {
+  if (!options_.prefix_caching) return;
+  for (; (sequence.num_shared + 1) * options_.block_size <= sequence.num_computed; ++sequence.num_shared) {
+    std::uint32_t& block = sequence.block_table[sequence.num_shared];
+    block = blocks_.publish(block, content_of(sequence, sequence.num_shared));
+  }
+}
+
+void Scheduler::give_back_unseen(Sequence& sequence) {
+  if (options_.window == 0 || sequence.num_computed < options_.window) return;
+  const std::size_t first_seen = sequence.num_computed + 1 - options_.window;  // by the next query
+  const std::size_t first_read = first_seen / kAttentionSpan * kAttentionSpan;
+  for (; (sequence.num_unseen + 1) * options_.block_size <= first_read; ++sequence.num_unseen) {
+    blocks_.release(std::exchange(sequence.block_table[sequence.num_unseen], 0));
+  }
+}
+
+void Scheduler::release(Sequence& sequence) {
+  sequence.block_table.erase(sequence.block_table.begin(), sequence.block_table.begin() + static_cast<std::ptrdiff_t>(sequence.num_unseen));
+  blocks_.release(sequence.block_table);
+  sequence.num_unseen = 0;
+  sequence.num_shared = 0;
 }
 
 void Scheduler::list_chunks(std::vector<ScheduledChunk>& chunks) const {
@@ -131,13 +180,15 @@ void Scheduler::advance() {
   for (auto& [id, sequence] : running_) {
     sequence->num_computed += sequence->scheduled;
     sequence->scheduled = 0;
+    publish_blocks(*sequence);
+    give_back_unseen(*sequence);
   }
   in_step_ = false;
 }
 
 void Scheduler::preempt(Queue::iterator victim) {
   Sequence& sequence = *victim->second;
-  blocks_.release(sequence.block_table);
+  release(sequence);
   sequence.num_computed = 0;
   sequence.scheduled = 0;
   waiting_.insert(running_.extract(victim));
@@ -165,7 +216,7 @@ void Scheduler::append(SequenceId id, TokenId token) {
 
 void Scheduler::remove(SequenceId id) {
   if (const auto running = running_.find(id); running != running_.end()) {
-    blocks_.release(running->second->block_table);
+    release(*running->second);
     running_.erase(running);
   } else if (waiting_.erase(id) == 0) {
     throw std::logic_error("scheduler: there is no sequence " + std::to_string(id));
@@ -173,7 +224,7 @@ void Scheduler::remove(SequenceId id) {
 }
 
 void Scheduler::remove_all() {
-  for (auto& [id, sequence] : running_) blocks_.release(sequence->block_table);
+  for (auto& [id, sequence] : running_) release(*sequence);
   running_.clear();
   waiting_.clear();
   in_step_ = false;

@@ -20,6 +20,8 @@ struct SchedulerOptions {
   std::size_t prefill_chunk = 0;             // tokens that one sequence may prefill in one step; 0: as many as the step has room for
   std::size_t num_blocks = 0;                // of the KV cache
   std::size_t block_size = 16;               // tokens of a block
+  std::size_t window = 0;                    // where no layer sees more than so many positions back; 0: some layer sees all
+  bool prefix_caching = false;               // blocks outlive their sequences, for others that begin with the same tokens
   std::size_t preempt_every = 0;  // test aid: every so many steps the youngest sequence with a token of its own is sent back; 0: never
 };
 
@@ -40,6 +42,12 @@ struct ScheduledChunk {
 /// sent back for another, and what can never fit is refused, so there is always progress. The answers do not depend on any of this, which
 /// is the numeric contract's doing.
 ///
+/// With prefix caching a sequence starts behind the whole blocks of its beginning that are in the cache already. At least its last token is
+/// computed, since the next one is sampled from that.
+///
+/// With a window, blocks that no query can see any more are given back, and prefix caching is off: a known beginning would have holes. Such
+/// an entry of a block table names some block that is not read.
+///
 /// Host logic only. Use: add() at any time; schedule(), compute, advance(); then append() or remove() for each chunk that reached the end.
 class Scheduler {
  public:
@@ -47,8 +55,9 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options);
 
   /// Takes in a sequence that will never have more than `max_length` tokens, the given ones included.
+  /// @param prefix_group only sequences of one group share blocks (see BlockContent)
   /// @throws std::invalid_argument if it has no token, or if that many tokens can never be computed with this cache.
-  SequenceId add(std::vector<TokenId> tokens, std::size_t max_length);
+  SequenceId add(std::vector<TokenId> tokens, std::size_t max_length, std::uint64_t prefix_group = 0);
 
   /// Fills `chunks` with the next step's work, in row order. Empty only if there is no sequence.
   /// @throws std::logic_error if the previous step was not advanced.
@@ -61,6 +70,8 @@ class Scheduler {
   /// Ends a sequence, running or waiting, and frees its blocks.
   void remove(SequenceId sequence);
   void remove_all();
+  /// No later sequence finds what is in the cache now. @pre there is no sequence
+  void forget_prefixes() { blocks_.forget_kept(); }
 
   const std::vector<TokenId>& tokens(SequenceId sequence) const;
   const std::vector<std::uint32_t>& block_table(SequenceId sequence) const;
@@ -69,23 +80,33 @@ class Scheduler {
   std::size_t num_running() const { return running_.size(); }
   std::size_t num_free_blocks() const { return blocks_.num_free(); }
   std::uint64_t num_preemptions() const { return num_preemptions_; }
+  /// Tokens that were not computed because they stood in the cache.
+  std::uint64_t num_cached_tokens() const { return num_cached_tokens_; }
   const SchedulerOptions& options() const { return options_; }
 
  private:
   struct Sequence {
     std::vector<TokenId> tokens;
     std::size_t max_length = 0;
+    std::uint64_t prefix_group = 0;
     std::size_t num_computed = 0;     // positions in the cache
     std::size_t admitted_length = 0;  // tokens when it was last admitted
     std::size_t prefill_length = 0;   // positions below it are prefill; one at a time after it
     std::uint32_t scheduled = 0;      // tokens of the step in progress
     std::vector<std::uint32_t> block_table;
+    std::size_t num_unseen = 0;  // first entries of the table that were given back
+    std::size_t num_shared = 0;  // first blocks of the table whose content is known to the allocator
     std::size_t remaining() const { return tokens.size() - num_computed; }
     bool decodes() const { return num_computed >= prefill_length; }
   };
   using Queue = std::map<SequenceId, std::unique_ptr<Sequence>>;
 
   const Sequence& find(SequenceId sequence) const;
+  BlockContent content_of(const Sequence& sequence, std::size_t block) const;
+  void find_prefix(Sequence& sequence);
+  void publish_blocks(Sequence& sequence);
+  void give_back_unseen(Sequence& sequence);
+  void release(Sequence& sequence);
   void preempt(Queue::iterator victim);
   void preempt_for_test();
   void schedule_decodes(std::size_t& budget);
@@ -101,6 +122,7 @@ class Scheduler {
   SequenceId next_id_ = 1;
   std::uint64_t num_steps_ = 0;
   std::uint64_t num_preemptions_ = 0;
+  std::uint64_t num_cached_tokens_ = 0;
   bool in_step_ = false;
 };
 

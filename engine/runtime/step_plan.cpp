@@ -1,6 +1,8 @@
 #include "engine/runtime/step_plan.h"
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -11,9 +13,12 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "step plans are written as they lie in memory");
 static_assert(sizeof(device::StepBatch::Sequence) == 16 && std::is_trivially_copyable_v<device::StepBatch::Sequence>);
 static_assert(sizeof(RowWants) == 1);
+static_assert(sizeof(device::SelectionRow) == 32);
+static_assert(sizeof(device::LogitChange) == 16 && std::is_trivially_copyable_v<device::LogitChange>);
+static_assert(std::is_trivially_copyable_v<device::SelectionRow>);
 
 constexpr std::uint32_t kMagic = 0x4e4c5053;  // "SPLN"
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 
 struct Header {
   std::uint32_t magic = kMagic;
@@ -23,15 +28,21 @@ struct Header {
   std::uint32_t num_sequences = 0;
   std::uint32_t num_block_table_entries = 0;
   std::uint32_t num_logit_rows = 0;
+  std::uint32_t num_selections = 0;
+  std::uint32_t num_changes = 0;
+  std::uint32_t num_fetched = 0;
   std::uint32_t reason_bytes = 0;
+  std::uint32_t unused = 0;
   std::uint64_t sequence = 0;
   std::uint64_t total_bytes = 0;
 };
-static_assert(sizeof(Header) == 48 && std::is_trivially_copyable_v<Header>);
+static_assert(sizeof(Header) == 64 && std::is_trivially_copyable_v<Header>);
 
 std::uint64_t total_bytes(const Header& header) {
   return sizeof(Header) + std::uint64_t{header.num_tokens} * 8 + std::uint64_t{header.num_sequences} * 16 +
-         std::uint64_t{header.num_block_table_entries} * 4 + std::uint64_t{header.num_logit_rows} * 5 + header.reason_bytes;
+         std::uint64_t{header.num_block_table_entries} * 4 + std::uint64_t{header.num_logit_rows} * 5 +
+         std::uint64_t{header.num_selections} * sizeof(device::SelectionRow) +
+         std::uint64_t{header.num_changes} * sizeof(device::LogitChange) + std::uint64_t{header.num_fetched} * 4 + header.reason_bytes;
 }
 
 [[noreturn]] void refuse(const std::string& what) { throw std::runtime_error("step plan: " + what); }
@@ -65,7 +76,8 @@ Header read_header(std::span<const std::byte> bytes) {
   if (header.version != kVersion) {
     refuse("version " + std::to_string(header.version) + ", this program speaks version " + std::to_string(kVersion));
   }
-  if (header.kind > static_cast<std::uint32_t>(StepKind::kAbort)) refuse("unknown kind " + std::to_string(header.kind));
+  if (header.kind > static_cast<std::uint32_t>(StepKind::kFetch)) refuse("unknown kind " + std::to_string(header.kind));
+  if (header.unused != 0) refuse("a field that is not used is " + std::to_string(header.unused));
   if (header.total_bytes != bytes.size() || total_bytes(header) != bytes.size()) {
     refuse("it says " + std::to_string(header.total_bytes) + " bytes, its counts " + std::to_string(total_bytes(header)) +
            ", but there are " + std::to_string(bytes.size()));
@@ -97,6 +109,47 @@ void check_sequence(const device::StepBatch& batch, std::size_t index) {
   }
 }
 
+void check_changes(std::span<const device::LogitChange> changes, const std::string& name) {
+  for (std::size_t i = 1; i < changes.size(); ++i) {
+    if (changes[i].id <= changes[i - 1].id) refuse(name + "the change of id " + std::to_string(changes[i].id) + " is out of order");
+  }
+}
+
+void check_selections(const StepPlan& plan) {
+  std::uint64_t first_change = 0;
+  std::size_t row = 0;
+  for (std::size_t i = 0; i < plan.selections.size(); ++i) {
+    const device::SelectionRow& selection = plan.selections[i];
+    const std::string name = "selection " + std::to_string(i) + ": ";
+    while (row < plan.wanted.size() && plan.wanted[row] != RowWants::kSelection) ++row;
+    if (row == plan.wanted.size() || selection.row != row++) refuse(name + "row " + std::to_string(selection.row) + " does not want it");
+    if (!(selection.scale >= 0.0) || std::isinf(selection.scale)) refuse(name + "scale " + std::to_string(selection.scale));
+    if (selection.num_candidates == 0 || selection.num_candidates > device::kMaxCandidates || selection.num_best > device::kMaxCandidates) {
+      refuse(name + std::to_string(selection.num_candidates) + " candidates and " + std::to_string(selection.num_best) + " best");
+    }
+    const bool is_mass = selection.log_sum == device::LogSum::kIsMass;
+    if (selection.log_sum > device::LogSum::kIsMass || (is_mass && (selection.scale != 1.0 || selection.num_changes != 0)))
+      refuse(name + "kind of log-sum " + std::to_string(static_cast<std::uint32_t>(selection.log_sum)));
+    if (selection.num_changes > plan.changes.size() - first_change)
+      refuse(name + "there are no " + std::to_string(selection.num_changes) + " changes left");
+    const auto changes = std::span(plan.changes).subspan(first_change, selection.num_changes);
+    check_changes(changes, name);
+    const auto masked = std::count_if(changes.begin(), changes.end(), [](const auto& change) { return change.masks(); });
+    if (selection.num_masked != static_cast<std::uint64_t>(masked)) refuse(name + std::to_string(selection.num_masked) + " masked ids");
+    first_change += selection.num_changes;
+  }
+  if (std::find(plan.wanted.begin() + static_cast<std::ptrdiff_t>(row), plan.wanted.end(), RowWants::kSelection) != plan.wanted.end())
+    refuse("a row that wants a selection has none");
+  if (first_change != plan.changes.size()) refuse(std::to_string(plan.changes.size() - first_change) + " changes belong to no selection");
+}
+
+void check_fetched(const StepPlan& plan) {
+  if ((plan.kind == StepKind::kFetch) == plan.fetched.empty()) refuse("rows to fetch belong to a plan to fetch them, and only there");
+  for (std::size_t i = 1; i < plan.fetched.size(); ++i) {
+    if (plan.fetched[i] <= plan.fetched[i - 1]) refuse("the row " + std::to_string(plan.fetched[i]) + " to fetch is out of order");
+  }
+}
+
 void check_contents(const StepPlan& plan) {
   const device::StepBatch& batch = plan.batch;
   if (plan.kind == StepKind::kRun && batch.token_ids.empty()) refuse("there is no token to compute");
@@ -113,8 +166,11 @@ void check_contents(const StepPlan& plan) {
     if (batch.logit_rows[i] >= batch.num_tokens() || (i > 0 && batch.logit_rows[i] <= batch.logit_rows[i - 1])) {
       refuse("logit row " + std::to_string(batch.logit_rows[i]) + " is out of range or out of order");
     }
-    if (plan.wanted[i] > RowWants::kLogits) refuse("unknown wish " + std::to_string(static_cast<int>(plan.wanted[i])) + " for a logit row");
+    if (plan.wanted[i] > RowWants::kSelection)
+      refuse("unknown wish " + std::to_string(static_cast<int>(plan.wanted[i])) + " for a logit row");
   }
+  check_selections(plan);
+  check_fetched(plan);
 }
 
 }  // namespace
@@ -137,6 +193,9 @@ void StepPlan::clear() {
   batch.block_tables.clear();
   batch.logit_rows.clear();
   wanted.clear();
+  selections.clear();
+  changes.clear();
+  fetched.clear();
   reason.clear();
 }
 
@@ -150,6 +209,9 @@ void serialize(const StepPlan& plan, std::vector<std::byte>& bytes) {
   header.num_sequences = count(batch.sequences.size(), "sequences");
   header.num_block_table_entries = count(batch.block_tables.size(), "block table entries");
   header.num_logit_rows = count(batch.logit_rows.size(), "logit rows");
+  header.num_selections = count(plan.selections.size(), "selections");
+  header.num_changes = count(plan.changes.size(), "changes of logits");
+  header.num_fetched = count(plan.fetched.size(), "rows to fetch");
   header.reason_bytes = count(plan.reason.size(), "bytes of the reason");
   header.sequence = plan.sequence;
   header.total_bytes = total_bytes(header);
@@ -162,6 +224,9 @@ void serialize(const StepPlan& plan, std::vector<std::byte>& bytes) {
   put(rest, batch.sequences);
   put(rest, batch.block_tables);
   put(rest, batch.logit_rows);
+  put(rest, plan.selections);
+  put(rest, plan.changes);
+  put(rest, plan.fetched);
   put(rest, plan.wanted);
   put(rest, plan.reason);
 }
@@ -176,6 +241,9 @@ void deserialize(std::span<const std::byte> bytes, StepPlan& plan) {
   take(bytes, plan.batch.sequences, header.num_sequences);
   take(bytes, plan.batch.block_tables, header.num_block_table_entries);
   take(bytes, plan.batch.logit_rows, header.num_logit_rows);
+  take(bytes, plan.selections, header.num_selections);
+  take(bytes, plan.changes, header.num_changes);
+  take(bytes, plan.fetched, header.num_fetched);
   take(bytes, plan.wanted, header.num_logit_rows);
   take(bytes, plan.reason, header.reason_bytes);
   check_contents(plan);

@@ -7,17 +7,12 @@
 #include <vector>
 
 #include "engine/sampling/candidates.h"
+#include "engine/sampling/context.h"
+#include "engine/sampling/logit_changes.h"
 #include "engine/sampling/params.h"
+#include "engine/sampling/selected_row.h"
 
 namespace lockstep::engine {
-
-/// What a sampled token depends on besides logits and parameters.
-struct SamplingContext {
-  std::span<const std::int32_t> prompt;     // history of the repetition penalty: prompt and generated
-  std::span<const std::int32_t> generated;  // history of the presence and frequency penalties
-  std::uint32_t choice = 0;                 // index of the choice, 0 .. n - 1
-  std::uint64_t position = 0;               // of the new token in its sequence, the first prompt token is 0
-};
 
 struct Sample {
   std::int32_t token = -1;
@@ -29,16 +24,21 @@ struct Sample {
 /// From a row of logits to a token: a pure function of its arguments (docs/numerics.md, N6), however often and in whatever order it is
 /// called. An object only holds working memory; it is used by one thread at a time.
 ///
-/// The steps, in order: repetition penalty, presence and frequency penalties (fp32); then, over candidates by descending logit and
-/// ascending id, each step keeps a first part of the order: top_k (with all that tie with the k-th, but 1 keeps one), top_p (a candidate
-/// while the mass before it is below p, of what top_k kept; at least one), min_p (weight at least min_p times the best one's). The choice
-/// is the candidate in whose part of the kept mass the uniform draw falls. A candidate's weight is exp((logit - maximum) / temperature) in
-/// fp64; the mass of what no later step cuts is summed along the fixed tree of vocabulary_sum.h, the mass before a candidate in the order
-/// of candidates. Greedy (temperature 0 or top_k 1) takes the first candidate.
+/// The steps, in order: logit_bias, repetition penalty, presence and frequency penalties, masks of no_repeat_ngram_size and min_tokens
+/// (fp32); then, over candidates by descending logit and ascending id, each step keeps a first part of the order: top_k (with all that tie
+/// with the k-th, but 1 keeps one), top_p (a candidate while the mass before it is below p, of what top_k kept; at least one), min_p
+/// (weight at least min_p times the best one's); then typical_p keeps those whose information is nearest to the entropy. The choice is the
+/// candidate in whose part of the kept mass the uniform draw falls. A candidate's weight is exp((logit - maximum) / temperature) in fp64;
+/// the mass of what no later step cuts is summed along the fixed tree of vocabulary_sum.h, the mass before a candidate in the order of
+/// candidates. Greedy (temperature 0 or top_k 1) takes the first candidate.
 class Sampler {
  public:
   /// @param logits  [vocab_size] fp32
   Sample sample(std::span<const float> logits, const SamplingParams& params, const SamplingContext& context);
+
+  /// The same token and log-probabilities from what is known of the row, as selection_row() asked for it.
+  /// @return false: that is not enough, and `sample` is left alone; sample() with the row itself gives the answer.
+  bool select(const SelectedRow& row, const SamplingParams& params, const SamplingContext& context, Sample& sample);
 
   /// The candidates that are left for the draw, with their probabilities, in their order. What sample() draws from; for tests and for those
   /// who look inside. Empty if the row is unusable.
@@ -46,27 +46,21 @@ class Sampler {
                                                             const SamplingContext& context);
 
  private:
-  struct Kept {
-    std::size_t count = 0;  // candidates, from the first
-    double mass = 0.0;      // of all of them
-  };
-  std::span<const float> apply_penalties(std::span<const float> logits, const SamplingParams& params, const SamplingContext& context);
-  std::size_t top_k_count(std::span<const float> logits, std::int32_t top_k, std::size_t num_unmasked);
-  double mass_of_first(std::span<const float> logits, std::size_t count, float maximum, double scale);
-  Kept keep(std::span<const float> logits, const SamplingParams& params, float maximum, double scale);
-  std::int32_t draw(std::span<const float> logits, const SamplingParams& params, const SamplingContext& context);
+  std::span<const float> apply_changes(std::span<const float> logits, const SamplingParams& params, const SamplingContext& context);
   void add_logprobs(std::span<const float> logits, std::int32_t count, Sample& sample);
 
   CandidateOrder order_;
-  std::vector<float> processed_;       // [vocab_size], only where there are penalties
-  std::vector<std::uint32_t> counts_;  // [vocab_size], all zero between calls
-  std::vector<std::pair<std::uint32_t, double>> weights_;
+  LogitChanges changes_;
+  std::vector<device::LogitChange> row_changes_;
+  std::vector<float> processed_;  // [vocab_size], only where there are changes
 };
 
-/// True if the token needs no more than the top of the row: greedy, without penalties and log-probabilities.
+/// True if the token needs no more than the top of the row: greedy, nothing that changes a logit, no log-probabilities.
 bool needs_only_top(const SamplingParams& params);
 
 /// The error of a row with infinities or NaNs.
 std::string non_finite_error();
+/// The error of a row whose changed logits are not usable.
+std::string changes_error(bool all_masked);
 
 }  // namespace lockstep::engine

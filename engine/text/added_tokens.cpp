@@ -10,11 +10,6 @@ namespace lockstep::text {
 
 namespace {
 
-bool is_space(char32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
-         c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
-
 /// Rust's \w: alphabetic characters, marks, decimal digits, connectors, joiners.
 bool is_word_character(char32_t c) {
   if (c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9)) return true;  // joiners; letters in circles
@@ -35,36 +30,11 @@ bool is_word_character(char32_t c) {
   }
 }
 
-std::size_t start_of_last_character(std::string_view text) {
-  std::size_t position = text.size() - 1;
-  while (position > 0 && (static_cast<unsigned char>(text[position]) & 0xC0) == 0x80) --position;
-  return position;
-}
-
 bool ends_with_word(std::string_view text) {
   return !text.empty() && is_word_character(next_character(text.substr(start_of_last_character(text))).code_point);
 }
 
 bool starts_with_word(std::string_view text) { return !text.empty() && is_word_character(next_character(text).code_point); }
-
-std::size_t without_spaces_at_end(std::string_view text) {
-  while (!text.empty()) {
-    const std::size_t last = start_of_last_character(text);
-    if (!is_space(next_character(text.substr(last)).code_point)) break;
-    text = text.substr(0, last);
-  }
-  return text.size();
-}
-
-std::size_t spaces_at_start(std::string_view text) {
-  std::size_t length = 0;
-  while (length < text.size()) {
-    const Utf8Step step = next_character(text.substr(length));
-    if (!is_space(step.code_point)) break;
-    length += step.length;
-  }
-  return length;
-}
 
 }  // namespace
 

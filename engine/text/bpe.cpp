@@ -6,6 +6,7 @@
 #include <queue>
 #include <stdexcept>
 
+#include "engine/text/byte_alphabet.h"
 #include "engine/text/utf8.h"
 
 namespace lockstep::text {
@@ -22,9 +23,13 @@ std::uint64_t key_of(TokenId left, TokenId right) {
 
 std::size_t slot_of(std::uint64_t key) { return static_cast<std::size_t>((key * 0x9E3779B97F4A7C15u) >> 20); }
 
-std::string byte_fallback_token(unsigned byte) {
-  constexpr std::string_view digits = "0123456789ABCDEF";
-  return {'<', '0', 'x', digits[byte >> 4], digits[byte & 15], '>'};
+/// Where the second word starts: at the first marker with no marker before it, but not at the start.
+std::size_t next_cut(std::string_view text) {
+  for (std::size_t found = text.find(kSpaceMarker); found != std::string_view::npos;
+       found = text.find(kSpaceMarker, found + kSpaceMarker.size())) {
+    if (found > 0 && !text.substr(0, found).ends_with(kSpaceMarker)) return found;
+  }
+  return text.size();
 }
 
 }  // namespace
@@ -35,7 +40,7 @@ BytePairEncoder::BytePairEncoder(std::unordered_map<std::string, TokenId> words,
     const std::uint64_t key = key_of(merges[rank].left, merges[rank].right);
     std::size_t slot = slot_of(key) & (pairs_.size() - 1);
     while (pairs_[slot].key != kNoPair && pairs_[slot].key != key) slot = (slot + 1) & (pairs_.size() - 1);
-    pairs_[slot] = {key, static_cast<std::int32_t>(rank), merges[rank].result};
+    pairs_[slot] = {key, merges[rank].rank < 0 ? static_cast<std::int32_t>(rank) : merges[rank].rank, merges[rank].result};
   }
   words_.reserve(words.size());
   while (!words.empty()) {
@@ -43,7 +48,8 @@ BytePairEncoder::BytePairEncoder(std::unordered_map<std::string, TokenId> words,
     words_.emplace(std::move(node.key()), Word{node.mapped(), false});
   }
   for (unsigned byte = 0; byte < 256; ++byte) {
-    const auto word = words_.find(rules_.symbols_are_bytes ? std::string(1, static_cast<char>(byte)) : byte_fallback_token(byte));
+    const auto word =
+        words_.find(rules_.symbols_are_bytes ? std::string(1, static_cast<char>(byte)) : fallback_token(static_cast<unsigned char>(byte)));
     byte_ids_[byte] = word == words_.end() ? -1 : word->second.id;
   }
   // Most words of prose are one token. To know in advance which tokens the merges arrive at saves merging them each time.
@@ -53,6 +59,18 @@ BytePairEncoder::BytePairEncoder(std::unordered_map<std::string, TokenId> words,
     append_symbols(text, symbols);
     word.stable = merge(symbols) == 1 && symbols[0] == word.id;
   }
+  cuts_at_markers_ = can_cut_at_markers(merges);
+}
+
+bool BytePairEncoder::can_cut_at_markers(const std::vector<Merge>& merges) const {
+  if (rules_.symbols_are_bytes || rules_.whole_words_first || !words_.contains(kSpaceMarker)) return false;
+  std::unordered_map<TokenId, std::string_view> spellings;
+  for (const auto& [text, word] : words_) spellings.emplace(word.id, text);
+  return std::none_of(merges.begin(), merges.end(), [&](const Merge& merge) {
+    const auto left = spellings.find(merge.left), right = spellings.find(merge.right);
+    return left == spellings.end() || right == spellings.end() ||
+           (!left->second.ends_with(kSpaceMarker) && right->second.starts_with(kSpaceMarker));
+  });
 }
 
 const BytePairEncoder::Pair* BytePairEncoder::find(TokenId left, TokenId right) const {
@@ -68,6 +86,16 @@ void BytePairEncoder::encode(std::string_view word, std::vector<TokenId>& ids) c
   if (word.empty()) return;
   if (word.size() >= kLargestWord)
     throw std::runtime_error("the text has a word of " + std::to_string(word.size()) + " bytes; the limit is 1 GiB");
+  // Text that comes uncut, as SentencePiece has it, is cut where that changes nothing: short words are found in the vocabulary.
+  while (cuts_at_markers_ && !word.empty()) {
+    const std::size_t cut = next_cut(word);
+    encode_whole(word.substr(0, cut), ids);
+    word.remove_prefix(cut);
+  }
+  if (!word.empty()) encode_whole(word, ids);
+}
+
+void BytePairEncoder::encode_whole(std::string_view word, std::vector<TokenId>& ids) const {
   const auto known = words_.find(word);
   if (known != words_.end() && (known->second.stable || rules_.whole_words_first)) {
     ids.push_back(known->second.id);

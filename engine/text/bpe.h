@@ -9,15 +9,16 @@
 #include <utility>
 #include <vector>
 
-#include "engine/text/tokenizer.h"
+#include "engine/text/word_encoder.h"
 
 namespace lockstep::text {
 
 /// Byte pair encoding of one word. Immutable after construction.
-class BytePairEncoder {
+class BytePairEncoder final : public WordEncoder {
  public:
   struct Merge {
     TokenId left, right, result;
+    std::int32_t rank = -1;  // the lowest goes first, of equal ones the leftmost; -1: its place in the list
   };
   struct Rules {
     bool symbols_are_bytes = true;   // a word starts as its bytes, else as its UTF-8 characters
@@ -29,8 +30,8 @@ class BytePairEncoder {
   /// `words`: what a word must read (as bytes or UTF-8) to be the token. `merges`: best first; of two equal pairs the later one counts.
   BytePairEncoder(std::unordered_map<std::string, TokenId> words, const std::vector<Merge>& merges, const Rules& rules);
 
-  /// Appends the tokens of `word`. O(n log n). @throws std::runtime_error for a word of 1 GiB or more.
-  void encode(std::string_view word, std::vector<TokenId>& ids) const;
+  /// O(n log n). @throws std::runtime_error for a word of 1 GiB or more.
+  void encode(std::string_view word, std::vector<TokenId>& ids) const override;
 
  private:
   struct Pair {
@@ -42,13 +43,11 @@ class BytePairEncoder {
     TokenId id;
     bool stable;  // the merges alone bring the word to this one token
   };
-  struct Hash {
-    using is_transparent = void;
-    std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-  };
   static constexpr std::uint64_t kNoPair = ~std::uint64_t{0};
 
   const Pair* find(TokenId left, TokenId right) const;
+  bool can_cut_at_markers(const std::vector<Merge>& merges) const;
+  void encode_whole(std::string_view word, std::vector<TokenId>& ids) const;
   void append_symbols(std::string_view word, std::vector<TokenId>& symbols) const;
   void append_character(std::string_view character, bool& unknown_waits, std::vector<TokenId>& symbols) const;
   // These merge in place and return how many symbols are left.
@@ -58,8 +57,9 @@ class BytePairEncoder {
 
   Rules rules_;
   std::vector<Pair> pairs_;  // open addressing, at most half full
-  std::unordered_map<std::string, Word, Hash, std::equal_to<>> words_;
+  TextMap<Word> words_;
   std::array<TokenId, 256> byte_ids_;  // symbols_are_bytes: the token of each byte; else of <0x..>; -1: none
+  bool cuts_at_markers_ = false;       // no merge joins what ends without a U+2581 to what starts with one
 };
 
 }  // namespace lockstep::text

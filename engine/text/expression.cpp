@@ -38,6 +38,11 @@ std::string_view members_of(char escape) {
   }
 }
 
+/// A hyphen that stands at the edge of an inner class is no range, wherever its members come to stand.
+void escape_hyphen_at_end(std::string& text) {
+  if (text.ends_with('-') && !text.ends_with("\\-")) text.insert(text.size() - 1, 1, '\\');
+}
+
 /// The pattern with those classes spelled out. A negated one within brackets stays as it is: it has no spelling there.
 std::string translate(const std::string& pattern) {
   std::string result;
@@ -60,12 +65,28 @@ std::string translate(const std::string& pattern) {
       continue;
     }
     if (brackets > 0 && pattern.compare(i, 2, "&&") == 0) throw std::runtime_error("class intersections (&&) are not supported");
-    if (brackets > 0 && character == '[' && pattern.compare(i + 1, 1, ":") != 0)
-      throw std::runtime_error("nested classes are not supported");
+    if (brackets > 0 && pattern.compare(i, 2, "[:") == 0) {
+      const std::size_t end = std::min(pattern.find(":]", i), pattern.size() - 2) + 2;
+      result.append(pattern, i, end - i);
+      i = end - 1;
+      continue;
+    }
+    if (brackets > 0 && character == '[') {  // a class in a class: its members are the outer one's
+      if (pattern.compare(i + 1, 1, "^") == 0) throw std::runtime_error("negated classes in classes are not supported");
+      escape_hyphen_at_end(result);
+      ++brackets;
+      if (pattern.compare(i + 1, 1, "-") == 0 || pattern.compare(i + 1, 1, "]") == 0) result += {'\\', pattern[++i]};
+      continue;
+    }
+    if (brackets > 1 && character == ']') {
+      escape_hyphen_at_end(result);
+      --brackets;
+      continue;
+    }
     if (character == '[') ++brackets;
     if (character == ']' && brackets > 0) --brackets;
     result += character;
-    if (character != '[' || brackets > 1) continue;
+    if (character != '[') continue;
     if (pattern.compare(i + 1, 1, "^") == 0) result += pattern[++i];
     if (pattern.compare(i + 1, 1, "]") == 0) result += {'\\', pattern[++i]};  // a bracket that comes first is a member
   }

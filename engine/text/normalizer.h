@@ -5,6 +5,7 @@
 #include <variant>
 #include <vector>
 
+#include "engine/text/chars_map.h"
 #include "engine/text/expression.h"
 
 namespace lockstep::text {
@@ -21,8 +22,19 @@ class Normalizer {
     Expression what;
     std::string with;
   };
-  struct Lowercase {};
-  using Step = std::variant<UnicodeForm, Prepend, Replace, Lowercase>;
+  struct Strip {  // of white space
+    bool left, right;
+  };
+  struct Precompiled {  // grapheme by grapheme where one is in the table and has up to 5 bytes, else character by character
+    CharsMap table;
+  };
+  enum class Letters {
+    Lowercase,
+    StripAccents,  // drops combining marks
+    Nmt,           // drops control characters, and what is like a space or separates lines becomes one
+    ByteLevel,     // each byte becomes its character in the byte alphabet
+  };
+  using Step = std::variant<UnicodeForm, Prepend, Replace, Strip, Precompiled, Letters>;
 
   Normalizer() = default;
   explicit Normalizer(std::vector<Step> steps) : steps_(std::move(steps)) {}
@@ -33,5 +45,8 @@ class Normalizer {
  private:
   std::vector<Step> steps_;
 };
+
+/// `text`, valid UTF-8, with the matches replaced. @throws std::runtime_error where it would grow beyond 1 GiB.
+std::string replace_matches(const std::string& text, const Normalizer::Replace& rule, Expression::Scratch& scratch);
 
 }  // namespace lockstep::text

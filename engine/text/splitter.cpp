@@ -2,8 +2,6 @@
 
 namespace lockstep::text {
 
-const char* const kGpt2Split = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
 namespace {
 
 /// Takes matches and the gaps between them, in order, and hands on the pieces that a behaviour makes of them.
@@ -65,17 +63,40 @@ void cut(std::string_view text, const Splitter::Step& step, Splitter::Scratch& s
   cutter.finish();
 }
 
+std::string changed(std::string_view piece, const Splitter::Step& step, bool add_prefix) {
+  std::string text;
+  if (step.spaces_become.empty()) {
+    text = piece;
+  } else {
+    for (const char byte : piece) {
+      if (byte == ' ') {
+        text += step.spaces_become;
+      } else {
+        text += byte;
+      }
+    }
+  }
+  if (add_prefix && !text.starts_with(step.prefix)) text.insert(0, step.prefix);
+  return text;
+}
+
 }  // namespace
 
-void Splitter::split(std::string_view text, Scratch& scratch) const {
+void Splitter::split(std::string_view text, Scratch& scratch, bool starts_text) const {
   scratch.changed.clear();
   scratch.words.clear();
   if (!text.empty()) scratch.words.push_back(text);
+  const char* start = starts_text ? text.data() : nullptr;  // where a piece lies that the text starts with
   for (const Step& step : steps_) {
     std::swap(scratch.words, scratch.pieces);
     scratch.words.clear();
     for (std::string_view piece : scratch.pieces) {
-      if (step.space_in_front && !piece.starts_with(' ')) piece = scratch.changed.emplace_back(1, ' ').append(piece);
+      const bool at_start = piece.data() == start;
+      const bool add_prefix = !step.prefix.empty() && (at_start || !step.prefix_only_at_start);
+      if (!step.spaces_become.empty() || (add_prefix && !piece.starts_with(step.prefix))) {
+        piece = scratch.changed.emplace_back(changed(piece, step, add_prefix));
+        if (at_start) start = piece.data();
+      }
       if (step.cuts) {
         cut(piece, step, scratch, scratch.words);
       } else {

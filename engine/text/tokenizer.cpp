@@ -1,22 +1,27 @@
 #include "engine/text/tokenizer.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "engine/text/utf8.h"
 
 namespace lockstep::text {
 
 namespace {
 
-/// Drops up to `left` spaces at the start of the whole text; once something else came, there are none left to drop.
-std::string_view without_leading_spaces(std::string_view bytes, int& left) {
-  while (left > 0 && !bytes.empty()) {
-    if (bytes[0] != ' ') {
-      left = 0;
-    } else {
-      bytes.remove_prefix(1);
-      --left;
-    }
+/// Appends the bytes of the next token, without the spaces that the start of the whole text loses. `rules`: what is left to be done there.
+void append_token(std::string& text, std::string_view bytes, Tokenizer::TextRules& rules) {
+  if (rules.first_token_without_spaces && !bytes.empty()) {
+    rules.first_token_without_spaces = false;
+    std::copy_if(bytes.begin(), bytes.end(), std::back_inserter(text), [](char byte) { return byte != ' '; });
+    return;
   }
-  return bytes;
+  int& spaces = rules.leading_spaces_to_drop;  // once something else came, there are none to drop
+  while (spaces > 0 && !bytes.empty()) {
+    spaces = bytes[0] == ' ' ? spaces - 1 : 0;
+    if (bytes[0] == ' ') bytes.remove_prefix(1);
+  }
+  text += bytes;
 }
 
 Replacement replacement_of(const Tokenizer::TextRules& rules) {
@@ -26,21 +31,17 @@ Replacement replacement_of(const Tokenizer::TextRules& rules) {
 }  // namespace
 
 std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special) const {
-  const TextRules rules = text_rules();
-  int spaces = rules.leading_spaces_to_drop;
+  TextRules rules = text_rules();
   std::string bytes;
-  for (const TokenId id : ids) bytes += without_leading_spaces(bytes_of(id, !skip_special), spaces);
+  for (const TokenId id : ids) append_token(bytes, bytes_of(id, !skip_special), rules);
   return is_valid_utf8(bytes) ? bytes : to_valid_utf8(bytes, replacement_of(rules));
 }
 
 IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special)
-    : tokenizer_(&tokenizer),
-      skip_special_(skip_special),
-      rules_(tokenizer.text_rules()),
-      leading_spaces_left_(rules_.leading_spaces_to_drop) {}
+    : tokenizer_(&tokenizer), skip_special_(skip_special), rules_(tokenizer.text_rules()) {}
 
 std::string IncrementalDetokenizer::append(TokenId id) {
-  held_ += without_leading_spaces(tokenizer_->bytes_of(id, !skip_special_), leading_spaces_left_);
+  append_token(held_, tokenizer_->bytes_of(id, !skip_special_), rules_);
   std::string text;
   const std::size_t incomplete = append_certain_text(text, held_, replacement_of(rules_));
   held_.erase(0, held_.size() - incomplete);

@@ -1,87 +1,51 @@
-#include <algorithm>
-#include <array>
+#include "engine/text/tokenizer_gguf.h"
+
 #include <stdexcept>
 
-#include "engine/text/bpe_tokenizer.h"
+#include "engine/text/bpe.h"
 #include "engine/text/byte_alphabet.h"
+#include "engine/text/gguf_pre_tokenizers.h"
+#include "engine/text/json_place.h"
 
 namespace lockstep::text {
 
+void fail(const GgufVocabulary& vocabulary, const std::string& message) { throw std::runtime_error(vocabulary.source + ": " + message); }
+
+TokenType type_of(const GgufVocabulary& vocabulary, std::size_t id) {
+  if (!vocabulary.types.empty()) return static_cast<TokenType>(vocabulary.types[id]);
+  const auto is = [&](std::int32_t special) { return special >= 0 && static_cast<std::size_t>(special) == id; };
+  const bool named = is(vocabulary.bos_id) || is(vocabulary.eos_id) || is(vocabulary.eot_id) || is(vocabulary.pad_id);
+  return named ? TokenType::Control : TokenType::Normal;
+}
+
 namespace {
 
-// Types of a token in tokenizer.ggml.token_type.
-constexpr std::int32_t kUnknownType = 2;
-constexpr std::int32_t kControlType = 3;
-constexpr std::int32_t kUserDefinedType = 4;
-
-constexpr const char* kDigit = R"(\p{N})";
-constexpr const char* kLlama3Split =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kQwen2Split =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kGpt4oSplit =
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
-    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
-    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
-/// What a value of tokenizer.ggml.pre stands for.
-struct Family {
-  const char* name;
-  std::array<const char*, 2> splits;  // the second may be null
-  bool whole_words_first = false;
-  bool adds_bos = false;  // where the file does not say
-  bool nfc = false;
-};
-
-std::vector<Family> families() {
-  return {
-      {"default", {kGpt2Split, nullptr}},
-      {"gpt-2", {kGpt2Split, nullptr}},
-      {"phi-2", {kGpt2Split, nullptr}},
-      {"mpt", {kGpt2Split, nullptr}},
-      {"olmo", {kGpt2Split, nullptr}},
-      {"smollm", {kDigit, kGpt2Split}},
-      {"starcoder", {kDigit, kGpt2Split}},
-      {"refact", {kDigit, kGpt2Split}},
-      {"command-r", {kDigit, kGpt2Split}},
-      {"llama-bpe", {kLlama3Split, nullptr}, true, true},
-      {"llama3", {kLlama3Split, nullptr}, true, true},
-      {"llama-v3", {kLlama3Split, nullptr}, true, true},
-      {"smaug-bpe", {kLlama3Split, nullptr}},
-      {"dbrx", {kLlama3Split, nullptr}},
-      {"glm4", {kLlama3Split, nullptr}},
-      {"qwen2", {kQwen2Split, nullptr}, false, false, true},
-      {"stablelm2", {kQwen2Split, nullptr}},
-      {"gpt-4o", {kGpt4oSplit, nullptr}},
-  };
-}
-
-[[noreturn]] void fail(const GgufVocabulary& vocabulary, const std::string& message) {
-  throw std::runtime_error(vocabulary.source + ": " + message);
-}
-
-Family family_of(const GgufVocabulary& vocabulary) {
+const PreTokenizerFamily& family_of(const GgufVocabulary& vocabulary) {
   const std::string name = vocabulary.pre.empty() ? "default" : vocabulary.pre;
-  std::string known;
-  for (const Family& family : families()) {
-    if (name == family.name) return family;
-    known += (known.empty() ? "" : ", ") + std::string(family.name);
+  const PreTokenizerFamily* family = find_pre_tokenizer(name);
+  if (!family) {
+    fail(vocabulary, "the tokenizer's tokenizer.ggml.pre " + in_quotes(name) + " is not supported (supported: " + pre_tokenizer_names() +
+                         "); prompts of token ids still work");
   }
-  fail(vocabulary,
-       "the tokenizer's tokenizer.ggml.pre \"" + name + "\" is not supported (supported: " + known + "); prompts of token ids still work");
+  return *family;
 }
 
 void check(const GgufVocabulary& vocabulary) {
   if (vocabulary.model.empty())
     fail(vocabulary, "the file has no tokenizer (tokenizer.ggml.model is absent); prompts of token ids still work");
-  if (vocabulary.model != "gpt2") {
-    const std::string what = vocabulary.model == "llama" ? " (SentencePiece with scores)" : "";
-    fail(vocabulary, "the tokenizer's tokenizer.ggml.model \"" + vocabulary.model + "\"" + what +
-                         " is not supported (supported: \"gpt2\", byte-level BPE); prompts of token ids still work");
+  if (vocabulary.model != "gpt2" && vocabulary.model != "llama") {
+    const bool word_piece = vocabulary.model == "bert";
+    fail(vocabulary, "the tokenizer's tokenizer.ggml.model " + in_quotes(vocabulary.model) + (word_piece ? " (WordPiece)" : "") +
+                         " is not supported (supported: \"gpt2\", byte-level BPE, and \"llama\", SentencePiece's BPE); " +
+                         "prompts of token ids still work");
   }
   if (vocabulary.tokens.empty()) fail(vocabulary, "tokenizer.ggml.tokens is absent or empty");
   if (!vocabulary.types.empty() && vocabulary.types.size() != vocabulary.tokens.size()) {
     fail(vocabulary, "tokenizer.ggml.token_type has " + std::to_string(vocabulary.types.size()) + " elements, tokenizer.ggml.tokens " +
+                         std::to_string(vocabulary.tokens.size()));
+  }
+  if (!vocabulary.scores.empty() && vocabulary.scores.size() != vocabulary.tokens.size()) {
+    fail(vocabulary, "tokenizer.ggml.scores has " + std::to_string(vocabulary.scores.size()) + " elements, tokenizer.ggml.tokens " +
                          std::to_string(vocabulary.tokens.size()));
   }
   const auto check_id = [&](std::int32_t id, const char* key) {
@@ -99,12 +63,6 @@ void check(const GgufVocabulary& vocabulary) {
     fail(vocabulary, "tokenizer.ggml.add_bos_token is set, but there is no tokenizer.ggml.bos_token_id");
   if (vocabulary.add_eos == 1 && vocabulary.eos_id < 0)
     fail(vocabulary, "tokenizer.ggml.add_eos_token is set, but there is no tokenizer.ggml.eos_token_id");
-}
-
-std::int32_t type_of(const GgufVocabulary& vocabulary, std::size_t id) {
-  if (!vocabulary.types.empty()) return vocabulary.types[id];
-  const auto is = [&](std::int32_t special) { return special >= 0 && static_cast<std::size_t>(special) == id; };
-  return is(vocabulary.bos_id) || is(vocabulary.eos_id) || is(vocabulary.eot_id) || is(vocabulary.pad_id) ? kControlType : 1;
 }
 
 using Ids = std::unordered_map<std::string, TokenId>;
@@ -131,17 +89,16 @@ std::vector<BytePairEncoder::Merge> merges_of(const GgufVocabulary& vocabulary, 
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> tokenizer_from_gguf(GgufVocabulary vocabulary) {
-  check(vocabulary);
-  const Family family = family_of(vocabulary);
+TokenizerParts byte_level_parts(const GgufVocabulary& vocabulary) {
+  const PreTokenizerFamily& family = family_of(vocabulary);
   const ByteAlphabet alphabet;
-  BpeTokenizerParts parts;
+  TokenizerParts parts;
   Ids ids, words;
   for (std::size_t id = 0; id < vocabulary.tokens.size(); ++id) {
     const std::string& spelling = vocabulary.tokens[id];
-    const std::int32_t type = type_of(vocabulary, id);
-    const bool special = type == kControlType || type == kUnknownType;
-    const bool added = special || type == kUserDefinedType;
+    const TokenType type = type_of(vocabulary, id);
+    const bool special = type == TokenType::Control || type == TokenType::Unknown;
+    const bool added = special || type == TokenType::UserDefined;
     const auto bytes = alphabet.to_bytes(spelling);
     ids.insert_or_assign(spelling, static_cast<TokenId>(id));
     if (bytes && !added) words.insert_or_assign(*bytes, static_cast<TokenId>(id));
@@ -154,7 +111,7 @@ std::unique_ptr<Tokenizer> tokenizer_from_gguf(GgufVocabulary vocabulary) {
                                                     BytePairEncoder::Rules{.whole_words_first = family.whole_words_first});
   std::vector<Splitter::Step> steps;
   for (const char* split : family.splits) {
-    if (split) steps.push_back({.expression = Expression(split)});
+    if (split != nullptr) steps.push_back({.expression = Expression(split)});
   }
   parts.splitter = Splitter(std::move(steps));
   if (family.nfc) {
@@ -162,12 +119,19 @@ std::unique_ptr<Tokenizer> tokenizer_from_gguf(GgufVocabulary vocabulary) {
     normalization.emplace_back(UnicodeForm::Nfc);
     parts.normalizer = Normalizer(std::move(normalization));
   }
+  if (family.adds_bos && vocabulary.bos_id >= 0) parts.prefix = {vocabulary.bos_id};
+  return parts;
+}
+
+std::unique_ptr<Tokenizer> tokenizer_from_gguf(GgufVocabulary vocabulary) {
+  check(vocabulary);
+  TokenizerParts parts = vocabulary.model == "llama" ? sentencepiece_parts(vocabulary) : byte_level_parts(vocabulary);
   parts.bos_id = vocabulary.bos_id;
   parts.eos_id = vocabulary.eos_id;
-  const bool adds_bos = vocabulary.add_bos < 0 ? family.adds_bos : vocabulary.add_bos != 0;
-  if (adds_bos && vocabulary.bos_id >= 0) parts.prefix = {vocabulary.bos_id};
+  if (vocabulary.add_bos == 0) parts.prefix.clear();
+  if (vocabulary.add_bos == 1) parts.prefix = {vocabulary.bos_id};
   if (vocabulary.add_eos == 1) parts.suffix = {vocabulary.eos_id};
-  return make_bpe_tokenizer(std::move(parts));
+  return make_tokenizer(std::move(parts));
 }
 
 }  // namespace lockstep::text

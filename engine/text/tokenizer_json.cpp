@@ -4,9 +4,12 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "engine/text/bpe_tokenizer.h"
+#include "engine/text/bpe.h"
 #include "engine/text/json_place.h"
+#include "engine/text/tokenizer_config.h"
 #include "engine/text/tokenizer_json_rules.h"
+#include "engine/text/tokenizer_parts.h"
+#include "engine/text/unigram.h"
 
 namespace lockstep::text {
 
@@ -15,33 +18,9 @@ namespace {
 using nlohmann::json;
 using Ids = std::unordered_map<std::string, TokenId>;
 
-// Ids may have gaps (a vocabulary that is padded for speed), but a file cannot ask for a table much larger than itself.
-constexpr std::size_t kLargestGap = 65536;
 constexpr std::uintmax_t kLargestFile = std::uintmax_t{128} << 20;
 
-std::size_t largest_vocabulary(std::size_t entries) { return 2 * entries + kLargestGap; }
-
-TokenId checked_id(const JsonPlace& place, std::size_t limit) {
-  const std::int64_t id = place.integer();
-  if (id < 0 || id >= static_cast<std::int64_t>(limit)) {
-    place.fail("the id " + std::to_string(id) + " is out of range (a file with so many tokens may have ids below " + std::to_string(limit) +
-               ")");
-  }
-  return static_cast<TokenId>(id);
-}
-
-void put_token(BpeTokenizerParts& parts, TokenId id, const std::string& spelling, const JsonPlace& place) {
-  const auto index = static_cast<std::size_t>(id);
-  if (index >= parts.tokens.size()) parts.tokens.resize(index + 1);
-  auto& token = parts.tokens[index];
-  if (token.present && token.spelling != spelling) {
-    place.fail("the id " + std::to_string(id) + " of " + in_quotes(spelling) + " is already that of " + in_quotes(token.spelling));
-  }
-  token.spelling = spelling;
-  token.present = true;
-}
-
-Ids read_vocabulary(const JsonPlace& place, std::size_t limit, BpeTokenizerParts& parts) {
+Ids read_vocabulary(const JsonPlace& place, std::size_t limit, TokenizerParts& parts) {
   place.require_object();
   Ids ids;
   ids.reserve(place.value().size());
@@ -92,12 +71,7 @@ void refuse_rare_options(const JsonPlace& model) {
 }
 
 /// Returns the ids of the vocabulary.
-Ids read_model(const JsonPlace& model, bool byte_level, std::size_t limit, BpeTokenizerParts& parts) {
-  if (const auto type = model.find("type")) {
-    if (type->string() != "BPE") type->fail("the model " + in_quotes(type->string()) + " is not supported (supported: BPE)");
-  } else if (!model.find("merges")) {
-    model.fail("has neither a type nor merges; only BPE is supported");
-  }
+Ids read_bpe(const JsonPlace& model, bool byte_level, std::size_t limit, TokenizerParts& parts) {
   refuse_rare_options(model);
   Ids ids = read_vocabulary(model.at("vocab"), limit, parts);
   if (ids.empty()) model.at("vocab").fail("is empty");
@@ -127,62 +101,51 @@ Ids read_model(const JsonPlace& model, bool byte_level, std::size_t limit, BpeTo
   return ids;
 }
 
-void read_added_tokens(const std::optional<JsonPlace>& list, const Ids& ids, std::size_t limit, BpeTokenizerParts& parts) {
+Ids read_unigram(const JsonPlace& model, TokenizerParts& parts) {
+  const JsonPlace list = model.at("vocab");
+  Ids ids;
+  std::vector<UnigramEncoder::Piece> pieces;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const json& value = list.value()[i];
+    if (!value.is_array() || value.size() != 2 || !value[0].is_string() || !value[1].is_number())
+      list.element(i).fail("must be a piece and its score: [\"piece\", score]");
+    pieces.push_back({value[0].get<std::string>(), value[1].get<double>()});
+    parts.tokens.push_back({.spelling = pieces.back().spelling, .present = true});
+    ids.insert_or_assign(pieces.back().spelling, static_cast<TokenId>(i));
+  }
+  if (pieces.empty()) list.fail("is empty");
+  TokenId unknown_id = -1;
+  if (const auto unknown = model.find("unk_id")) unknown_id = checked_id(*unknown, pieces.size());
+  parts.encoder = std::make_unique<UnigramEncoder>(pieces, unknown_id, model.boolean_or("byte_fallback", false));
+  return ids;
+}
+
+Ids read_model(const JsonPlace& model, bool byte_level, std::size_t limit, TokenizerParts& parts) {
+  const auto type = model.find("type");
+  if (!type && !model.find("merges")) model.fail("has neither a type nor merges; only BPE and Unigram are supported");
+  if (!type || type->string() == "BPE") return read_bpe(model, byte_level, limit, parts);
+  if (type->string() != "Unigram") type->fail("the model " + in_quotes(type->string()) + " is not supported (supported: BPE, Unigram)");
+  if (byte_level) type->fail("Unigram with a ByteLevel pre-tokenizer is not supported");
+  return read_unigram(model, parts);
+}
+
+void read_added_tokens(const std::optional<JsonPlace>& list, const Ids& ids, std::size_t limit, TokenizerParts& parts) {
   if (!list) return;
   for (std::size_t i = 0; i < list->size(); ++i) {
     const JsonPlace item = list->element(i);
-    AddedToken token;
-    token.id = checked_id(item.at("id"), limit);
-    token.content = item.at("content").string();
-    if (token.content.size() > AddedTokenFinder::kLongestContent) item.at("content").fail("has more than 4096 bytes");
-    if (const auto known = ids.find(token.content); known != ids.end() && known->second != token.id) {
-      item.at("id").fail("is " + std::to_string(token.id) + ", but /model/vocab gives " + in_quotes(token.content) + " the id " +
+    const TokenId id = checked_id(item.at("id"), limit);
+    AddedToken token = read_added_token(item, id);
+    if (const auto known = ids.find(token.content); known != ids.end() && known->second != id) {
+      item.at("id").fail("is " + std::to_string(id) + ", but /model/vocab gives " + in_quotes(token.content) + " the id " +
                          std::to_string(known->second));
     }
-    token.special = item.boolean_or("special", false);
-    token.single_word = item.boolean_or("single_word", false);
-    token.strip_left = item.boolean_or("lstrip", false);
-    token.strip_right = item.boolean_or("rstrip", false);
-    token.normalized = item.boolean_or("normalized", !token.special);
-    put_token(parts, token.id, token.content, item);
-    parts.tokens[static_cast<std::size_t>(token.id)].special = token.special;
+    put_token(parts, id, token.content, item);
+    parts.tokens[static_cast<std::size_t>(id)].special = token.special;
     parts.added.push_back(std::move(token));
   }
 }
 
-/// The token that tokenizer_config.json or special_tokens_map.json calls `key`: a string, or an object with the string as "content".
-TokenId read_named_token(const JsonPlace& config, const char* key, const BpeTokenizerParts& parts) {
-  auto place = config.find(key);
-  if (!place) return -1;
-  if (place->value().is_object()) place = place->at("content");
-  const std::string& spelling = place->string();
-  const auto is_it = [&](const auto& token) { return token.present && token.spelling == spelling; };
-  const auto added =
-      std::find_if(parts.added.begin(), parts.added.end(), [&](const AddedToken& token) { return token.content == spelling; });
-  if (added != parts.added.end()) return added->id;
-  const auto found = std::find_if(parts.tokens.begin(), parts.tokens.end(), is_it);
-  if (found == parts.tokens.end()) place->fail("the token " + in_quotes(spelling) + " is not in tokenizer.json");
-  return static_cast<TokenId>(found - parts.tokens.begin());
-}
-
-void read_config(const JsonPlace& config, const JsonPlace& special_tokens_map, BpeTokenizerParts& parts) {
-  const auto named = [&](const char* key) {
-    const TokenId id = read_named_token(config, key, parts);
-    return id >= 0 ? id : read_named_token(special_tokens_map, key, parts);
-  };
-  parts.bos_id = named("bos_token");
-  parts.eos_id = named("eos_token");
-  if (!parts.prefix.empty() || !parts.suffix.empty()) return;
-  const auto add = [&](const char* key, TokenId id, std::vector<TokenId>& side) {
-    if (!config.boolean_or(key, false)) return;
-    if (id < 0) config.at(key).fail("is set, but no such token is named");
-    side.push_back(id);
-  };
-  add("add_bos_token", parts.bos_id, parts.prefix);
-  add("add_eos_token", parts.eos_id, parts.suffix);
-}
-
-void check_post_processor(const JsonPlace& root, const BpeTokenizerParts& parts) {
+void check_post_processor(const JsonPlace& root, const TokenizerParts& parts) {
   for (const auto* side : {&parts.prefix, &parts.suffix}) {
     for (const TokenId id : *side) {
       const auto index = static_cast<std::size_t>(id);
@@ -221,9 +184,9 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(const std::string& source_name, s
   const JsonPlace model = root.at("model");
   const auto added = root.find("added_tokens");
   const std::size_t limit = largest_vocabulary(model.at("vocab").value().size() + (added ? added->size() : 0));
-  if (!root.find("decoder")) root.fail("has no decoder; only ByteLevel and byte-fallback decoders are supported");
+  if (!root.find("decoder")) root.fail("has no decoder, which is not supported");
 
-  BpeTokenizerParts parts;
+  TokenizerParts parts;
   parts.normalizer = read_normalizer(root.find("normalizer"));
   PreTokenizerRules pre_tokenizer = read_pre_tokenizer(root.find("pre_tokenizer"));
   parts.splitter = std::move(pre_tokenizer.splitter);
@@ -231,29 +194,31 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(const std::string& source_name, s
   read_added_tokens(added, ids, limit, parts);
   const DecoderRules decoder = read_decoder(root.find("decoder"));
   const ByteAlphabet alphabet;
-  for (auto& token : parts.tokens) token.bytes = decoded(decoder, alphabet, token.spelling);
+  Expression::Scratch scratch;
+  for (auto& token : parts.tokens) token.bytes = decoded(decoder, alphabet, token.spelling, scratch);
   parts.text_rules = decoder.text_rules;
   PostProcessorRules post_processor = read_post_processor(root.find("post_processor"));
   parts.prefix = std::move(post_processor.prefix);
   parts.suffix = std::move(post_processor.suffix);
   check_post_processor(root, parts);
-  read_config(JsonPlace(config, config_name), JsonPlace(special_tokens_map, map_name), parts);
-  return make_bpe_tokenizer(std::move(parts));
+  read_config(JsonPlace(config, config_name), JsonPlace(special_tokens_map, map_name), {}, parts);
+  return make_tokenizer(std::move(parts));
 }
 
 std::unique_ptr<Tokenizer> tokenizer_from_folder(const std::filesystem::path& folder) {
-  const auto path = folder / "tokenizer.json";
-  if (!std::filesystem::exists(path)) {
-    const bool sentence_piece = std::filesystem::exists(folder / "tokenizer.model");
-    throw std::runtime_error(folder.string() + ": has no tokenizer.json" +
-                             (sentence_piece ? "; its tokenizer.model (SentencePiece) is not supported" : "") +
-                             "; prompts of token ids still work");
-  }
   const auto read_optional = [&](const char* name) {
     return std::filesystem::exists(folder / name) ? read_file(folder / name) : std::string();
   };
-  return tokenizer_from_json(path.string(), read_file(path), read_optional("tokenizer_config.json"),
-                             read_optional("special_tokens_map.json"));
+  const auto json_path = folder / "tokenizer.json", model_path = folder / "tokenizer.model";
+  if (std::filesystem::exists(json_path)) {
+    return tokenizer_from_json(json_path.string(), read_file(json_path), read_optional("tokenizer_config.json"),
+                               read_optional("special_tokens_map.json"));
+  }
+  if (std::filesystem::exists(model_path)) {
+    return tokenizer_from_sentencepiece(model_path.string(), read_file(model_path), read_optional("tokenizer_config.json"),
+                                        read_optional("special_tokens_map.json"), read_optional("added_tokens.json"));
+  }
+  throw std::runtime_error(folder.string() + ": has neither tokenizer.json nor tokenizer.model; prompts of token ids still work");
 }
 
 }  // namespace lockstep::text

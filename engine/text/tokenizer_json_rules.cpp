@@ -1,7 +1,10 @@
 #include "engine/text/tokenizer_json_rules.h"
 
+#include <cstdint>
 #include <limits>
 #include <stdexcept>
+
+#include "engine/text/utf8.h"
 
 namespace lockstep::text {
 
@@ -35,6 +38,31 @@ Expression read_pattern(const JsonPlace& place) {
   }
 }
 
+std::string from_base64(const JsonPlace& place) {
+  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string_view text = place.string();
+  if (text.size() % 4 != 0) place.fail("is no base64");
+  while (text.ends_with('=')) text.remove_suffix(1);
+  std::string bytes;
+  std::uint32_t bits = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const std::size_t digit = kDigits.find(text[i]);
+    if (digit == std::string_view::npos) place.fail("is no base64");
+    bits = (bits << 6) | static_cast<std::uint32_t>(digit);
+    if (i % 4 != 0) bytes += static_cast<char>(static_cast<unsigned char>(bits >> (6 - 2 * (i % 4))));
+  }
+  return bytes;
+}
+
+CharsMap read_characters_map(const JsonPlace& place) {
+  const std::string bytes = from_base64(place);
+  try {
+    return CharsMap(bytes);
+  } catch (const std::runtime_error& error) {
+    place.fail(error.what());
+  }
+}
+
 void add_normalizers(const JsonPlace& place, std::vector<Normalizer::Step>& steps) {
   const std::string& type = place.at("type").string();
   if (steps.size() > kMostSteps) place.fail("more than 64 normalizers");
@@ -50,13 +78,24 @@ void add_normalizers(const JsonPlace& place, std::vector<Normalizer::Step>& step
   } else if (type == "NFKD") {
     steps.emplace_back(UnicodeForm::Nfkd);
   } else if (type == "Lowercase") {
-    steps.emplace_back(Normalizer::Lowercase{});
+    steps.emplace_back(Normalizer::Letters::Lowercase);
+  } else if (type == "StripAccents") {
+    steps.emplace_back(Normalizer::Letters::StripAccents);
+  } else if (type == "Nmt") {
+    steps.emplace_back(Normalizer::Letters::Nmt);
+  } else if (type == "ByteLevel") {
+    steps.emplace_back(Normalizer::Letters::ByteLevel);
   } else if (type == "Prepend") {
     steps.emplace_back(Normalizer::Prepend{read_content(place.at("prepend"))});
   } else if (type == "Replace") {
     steps.emplace_back(Normalizer::Replace{read_pattern(place.at("pattern")), read_content(place.at("content"))});
+  } else if (type == "Strip") {
+    steps.emplace_back(Normalizer::Strip{place.boolean_or("strip_left", true), place.boolean_or("strip_right", true)});
+  } else if (type == "Precompiled") {
+    steps.emplace_back(Normalizer::Precompiled{read_characters_map(place.at("precompiled_charsmap"))});
   } else {
-    fail_unsupported(place, "normalizer", "NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Sequence");
+    fail_unsupported(place, "normalizer",
+                     "NFC, NFD, NFKC, NFKD, Nmt, Precompiled, Lowercase, StripAccents, Strip, Prepend, Replace, ByteLevel, Sequence");
   }
 }
 
@@ -68,6 +107,32 @@ SplitBehavior read_behavior(const JsonPlace& place) {
   if (name == "MergedWithNext") return SplitBehavior::MergedWithNext;
   if (name == "Contiguous") return SplitBehavior::Contiguous;
   place.fail(in_quotes(name) + " is none of Isolated, Removed, MergedWithPrevious, MergedWithNext, Contiguous");
+}
+
+/// How Metaspace, as a pre-tokenizer or a decoder, treats the start of the text: "always", "first" or "never".
+std::string read_prepend_scheme(const JsonPlace& place) {
+  const auto scheme = place.find("prepend_scheme");
+  if (!scheme) return place.boolean_or("add_prefix_space", true) ? "always" : "never";  // as older files say it
+  const std::string& name = scheme->string();
+  if (name != "always" && name != "first" && name != "never") scheme->fail(in_quotes(name) + " is none of always, first, never");
+  return name;
+}
+
+const std::string& read_marker(const JsonPlace& place) {
+  const std::string& marker = place.at("replacement").string();
+  if (marker.empty() || next_character(marker).length != marker.size()) place.at("replacement").fail("must be one character");
+  return marker;
+}
+
+Splitter::Step read_metaspace(const JsonPlace& place) {
+  const std::string scheme = read_prepend_scheme(place);
+  const std::string& marker = read_marker(place);
+  return {.expression = Expression::literal(marker),
+          .behavior = SplitBehavior::MergedWithNext,
+          .cuts = place.boolean_or("split", true),
+          .spaces_become = marker,
+          .prefix = scheme == "never" ? "" : marker,
+          .prefix_only_at_start = scheme == "first"};
 }
 
 void add_pre_tokenizers(const JsonPlace& place, std::vector<Splitter::Step>& steps, bool& byte_level) {
@@ -86,11 +151,38 @@ void add_pre_tokenizers(const JsonPlace& place, std::vector<Splitter::Step>& ste
     steps.push_back({.expression = Expression("\\p{N}"), .behavior = each ? SplitBehavior::Isolated : SplitBehavior::Contiguous});
   } else if (type == "ByteLevel") {
     const bool cuts = place.boolean_or("use_regex", true);
-    steps.push_back({.expression = Expression(kGpt2Split), .space_in_front = place.boolean_or("add_prefix_space", true), .cuts = cuts});
+    steps.push_back({.expression = Expression(kGpt2Split), .cuts = cuts, .prefix = place.boolean_or("add_prefix_space", true) ? " " : ""});
     byte_level = true;
+  } else if (type == "Metaspace") {
+    steps.push_back(read_metaspace(place));
+  } else if (type == "Punctuation") {
+    const auto behavior = place.find("behavior");
+    steps.push_back(
+        {.expression = Expression("[\\p{P}!-/:-@\\[-`{-~]"), .behavior = behavior ? read_behavior(*behavior) : SplitBehavior::Isolated});
+  } else if (type == "Whitespace") {
+    steps.push_back({.expression = Expression("\\w+|[^\\w\\s]+"), .behavior = SplitBehavior::Removed, .invert = true});
+  } else if (type == "WhitespaceSplit") {
+    steps.push_back({.expression = Expression("\\s+"), .behavior = SplitBehavior::Removed});
+  } else if (type == "CharDelimiterSplit") {
+    const JsonPlace delimiter = place.at("delimiter");
+    if (delimiter.string().empty()) delimiter.fail("is empty");
+    steps.push_back({.expression = Expression::literal(delimiter.string()), .behavior = SplitBehavior::Removed});
   } else {
-    fail_unsupported(place, "pre-tokenizer", "ByteLevel, Split, Digits, Sequence");
+    fail_unsupported(place, "pre-tokenizer",
+                     "ByteLevel, Metaspace, Split, Digits, Punctuation, Whitespace, WhitespaceSplit, CharDelimiterSplit, Sequence");
   }
+}
+
+void add_strip(const JsonPlace& place, DecoderRules& rules, bool fused) {
+  const DecoderRules::Strip strip{place.at("content").string(), place.at("start").integer(), place.at("stop").integer()};
+  if (strip.content.empty()) place.at("content").fail("is empty");
+  if (!fused) {
+    rules.steps.emplace_back(strip);
+    return;
+  }
+  const bool usual = strip.content == " " && strip.stop == 0 && strip.start >= 0 && strip.start <= 16;
+  if (!usual) place.fail("only a Strip of spaces at the start is supported after Fuse");
+  rules.text_rules.leading_spaces_to_drop = static_cast<int>(strip.start);
 }
 
 void add_decoders(const JsonPlace& place, DecoderRules& rules, bool& fused) {
@@ -98,28 +190,27 @@ void add_decoders(const JsonPlace& place, DecoderRules& rules, bool& fused) {
   if (type == "Sequence") {
     const JsonPlace list = place.at("decoders");
     for (std::size_t i = 0; i < list.size(); ++i) add_decoders(list.element(i), rules, fused);
-  } else if (type == "Fuse") {
+    return;
+  }
+  if (fused && type != "Fuse" && type != "Strip") place.fail(in_quotes(type) + " after ByteLevel or Fuse is not supported");
+  if (type == "Fuse") {
     fused = true;
   } else if (type == "ByteLevel") {
-    if (rules.byte_fallback || !rules.replacements.empty()) place.fail("ByteLevel after other decoders is not supported");
+    if (rules.byte_fallback || !rules.steps.empty()) place.fail("ByteLevel after other decoders is not supported");
     rules.byte_level = fused = true;
   } else if (type == "ByteFallback") {
-    if (rules.byte_level || fused) place.fail("ByteFallback after ByteLevel or Fuse is not supported");
     rules.byte_fallback = rules.text_rules.replacement_per_byte = true;
   } else if (type == "Replace") {
-    if (rules.byte_level || fused || rules.byte_fallback) place.fail("Replace after other decoders is not supported");
-    const JsonPlace what = place.at("pattern").at("String");
-    if (what.string().empty()) what.fail("is empty");
-    rules.replacements.emplace_back(what.string(), read_content(place.at("content")));
-    if (rules.replacements.size() > kMostSteps) place.fail("more than 64 replacements");
+    rules.steps.emplace_back(Normalizer::Replace{read_pattern(place.at("pattern")), read_content(place.at("content"))});
+  } else if (type == "Metaspace") {
+    rules.steps.emplace_back(Normalizer::Replace{Expression::literal(read_marker(place)), " "});
+    rules.text_rules.first_token_without_spaces = read_prepend_scheme(place) != "never";
   } else if (type == "Strip") {
-    const std::int64_t start = place.at("start").integer();
-    const bool usual = fused && place.at("content").string() == " " && place.at("stop").integer() == 0 && start >= 0 && start <= 16;
-    if (!usual) place.fail("only a Strip of spaces at the start, after Fuse, is supported");
-    rules.text_rules.leading_spaces_to_drop = static_cast<int>(start);
+    add_strip(place, rules, fused);
   } else {
-    fail_unsupported(place, "decoder", "ByteLevel, Replace, ByteFallback, Fuse, Strip, Sequence");
+    fail_unsupported(place, "decoder", "ByteLevel, ByteFallback, Metaspace, Replace, Strip, Fuse, Sequence");
   }
+  if (rules.steps.size() > kMostSteps) place.fail("more than 64 decoders");
 }
 
 std::vector<TokenId> read_special(const JsonPlace& post_processor, const JsonPlace& name) {
@@ -156,6 +247,19 @@ void read_template(const JsonPlace& place, PostProcessorRules& rules) {
   if (!text_seen) list.fail("has no sequence \"A\"");
 }
 
+/// RobertaProcessing and BertProcessing: one token on each side, each [spelling, id].
+void read_pair(const JsonPlace& place, PostProcessorRules& rules) {
+  if (!rules.prefix.empty() || !rules.suffix.empty()) place.fail("a second post-processor that adds tokens is not supported");
+  const auto id_of = [&](const char* key) {
+    const JsonPlace id = place.at(key).element(1);
+    const std::int64_t value = id.integer();
+    if (value < 0 || value > std::numeric_limits<TokenId>::max()) id.fail("the id " + std::to_string(value) + " is out of range");
+    return static_cast<TokenId>(value);
+  };
+  rules.prefix = {id_of("cls")};
+  rules.suffix = {id_of("sep")};
+}
+
 void add_post_processors(const JsonPlace& place, PostProcessorRules& rules) {
   const std::string& type = place.at("type").string();
   if (type == "Sequence") {
@@ -163,35 +267,16 @@ void add_post_processors(const JsonPlace& place, PostProcessorRules& rules) {
     for (std::size_t i = 0; i < list.size(); ++i) add_post_processors(list.element(i), rules);
   } else if (type == "TemplateProcessing") {
     read_template(place, rules);
+  } else if (type == "RobertaProcessing" || type == "BertProcessing") {
+    read_pair(place, rules);
   } else if (type != "ByteLevel") {  // which only moves offsets
-    fail_unsupported(place, "post-processor", "TemplateProcessing, ByteLevel, Sequence");
+    fail_unsupported(place, "post-processor", "TemplateProcessing, RobertaProcessing, BertProcessing, ByteLevel, Sequence");
   }
 }
 
-void replace_all(std::string& text, const std::string& what, const std::string& with, std::size_t limit) {
-  std::string result;
-  std::size_t done = 0;
-  for (std::size_t found = 0; (found = text.find(what, done)) != std::string::npos; done = found + what.size()) {
-    result.append(text, done, found - done);
-    result += with;
-    if (result.size() > limit) throw std::runtime_error("the decoder's replacements make a token too long");
-  }
-  text = result.append(text, done);
-}
-
-/// The byte of a token "<0x0A>", or -1.
-int fallback_byte(const std::string& spelling) {
-  if (spelling.size() != 6 || !spelling.starts_with("<0x") || spelling[5] != '>') return -1;
-  int byte = 0;
-  for (const char digit : spelling.substr(3, 2)) {
-    const int value = digit >= '0' && digit <= '9'   ? digit - '0'
-                      : digit >= 'A' && digit <= 'F' ? digit - 'A' + 10
-                      : digit >= 'a' && digit <= 'f' ? digit - 'a' + 10
-                                                     : -1;
-    if (value < 0) return -1;
-    byte = 16 * byte + value;
-  }
-  return byte;
+void strip(std::string& text, const DecoderRules::Strip& rule) {
+  for (std::int64_t i = 0; i < rule.start && text.starts_with(rule.content); ++i) text.erase(0, rule.content.size());
+  for (std::int64_t i = 0; i < rule.stop && text.ends_with(rule.content); ++i) text.resize(text.size() - rule.content.size());
 }
 
 }  // namespace
@@ -216,14 +301,19 @@ DecoderRules read_decoder(const std::optional<JsonPlace>& place) {
   return rules;
 }
 
-std::string decoded(const DecoderRules& rules, const ByteAlphabet& alphabet, const std::string& spelling) {
+std::string decoded(const DecoderRules& rules, const ByteAlphabet& alphabet, const std::string& spelling, Expression::Scratch& scratch) {
   if (rules.byte_level) return alphabet.to_bytes(spelling).value_or(spelling);
+  if (const int byte = rules.byte_fallback ? fallback_byte(spelling) : -1; byte >= 0) return std::string(1, static_cast<char>(byte));
   std::string text = spelling;
-  for (const auto& [what, with] : rules.replacements) {
-    replace_all(text, what, with, kLongestContent + kMostGrowth * spelling.size());
+  for (const DecoderRules::Step& step : rules.steps) {
+    if (const auto* replace = std::get_if<Normalizer::Replace>(&step)) {
+      text = replace_matches(text, *replace, scratch);
+    } else {
+      strip(text, std::get<DecoderRules::Strip>(step));
+    }
+    if (text.size() > kLongestContent + kMostGrowth * spelling.size())
+      throw std::runtime_error("the decoder's replacements make the token " + in_quotes(spelling) + " too long");
   }
-  if (const int byte = rules.byte_fallback ? fallback_byte(text) : -1; byte >= 0)
-    return {static_cast<char>(static_cast<unsigned char>(byte))};
   return text;
 }
 

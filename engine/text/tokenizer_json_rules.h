@@ -2,7 +2,7 @@
 
 #include <optional>
 #include <string>
-#include <utility>
+#include <variant>
 #include <vector>
 
 #include "engine/text/byte_alphabet.h"
@@ -26,14 +26,20 @@ PreTokenizerRules read_pre_tokenizer(const std::optional<JsonPlace>& place);
 
 /// How a token's spelling becomes text.
 struct DecoderRules {
+  struct Strip {
+    std::string content;
+    std::int64_t start, stop;  // at most so many are taken off
+  };
+  using Step = std::variant<Normalizer::Replace, Strip>;
+
   bool byte_level = false;     // from the byte alphabet
   bool byte_fallback = false;  // <0x0A> is a byte
-  std::vector<std::pair<std::string, std::string>> replacements;
+  std::vector<Step> steps;     // else
   Tokenizer::TextRules text_rules;
 };
 DecoderRules read_decoder(const std::optional<JsonPlace>& place);
 /// The bytes of a token.
-std::string decoded(const DecoderRules& rules, const ByteAlphabet& alphabet, const std::string& spelling);
+std::string decoded(const DecoderRules& rules, const ByteAlphabet& alphabet, const std::string& spelling, Expression::Scratch& scratch);
 
 /// The ids that a post-processor puts around a text.
 struct PostProcessorRules {

@@ -112,4 +112,34 @@ void append_utf8(std::string& text, char32_t code_point) {
   }
 }
 
+bool is_space(char32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
+         c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+std::size_t start_of_last_character(std::string_view text) {
+  std::size_t position = text.size() - 1;
+  while (position > 0 && (static_cast<unsigned char>(text[position]) & 0xC0) == 0x80) --position;
+  return position;
+}
+
+std::size_t without_spaces_at_end(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t last = start_of_last_character(text);
+    if (!is_space(next_character(text.substr(last)).code_point)) break;
+    text = text.substr(0, last);
+  }
+  return text.size();
+}
+
+std::size_t spaces_at_start(std::string_view text) {
+  std::size_t length = 0;
+  while (length < text.size()) {
+    const Utf8Step step = next_character(text.substr(length));
+    if (!is_space(step.code_point)) break;
+    length += step.length;
+  }
+  return length;
+}
+
 }  // namespace lockstep::text

@@ -41,4 +41,10 @@ bool is_valid_utf8(std::string_view bytes);
 bool is_ascii(std::string_view bytes);
 void append_utf8(std::string& text, char32_t code_point);
 
+// Of valid UTF-8:
+bool is_space(char32_t c);                                   // Unicode's White_Space
+std::size_t start_of_last_character(std::string_view text);  // which is not empty
+std::size_t without_spaces_at_end(std::string_view text);    // the length that is left
+std::size_t spaces_at_start(std::string_view text);          // their length
+
 }  // namespace lockstep::text

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -236,15 +237,6 @@ std::uint64_t read_alignment(const GgufMetadata& metadata) {
   return alignment;
 }
 
-void refuse_parts(const GgufMetadata& metadata) {
-  const std::uint64_t parts = metadata.unsigned_integer("split.count").value_or(1);
-  if (parts <= 1) return;
-  const std::uint64_t part = metadata.unsigned_integer("split.no").value_or(0);
-  throw std::runtime_error(metadata.source() + ": this is part " + std::to_string(part < parts ? part + 1 : part) +
-                           " of a model split into " + std::to_string(parts) +
-                           " files, which is not supported yet; join them first (llama-gguf-split --merge)");
-}
-
 /// Checks the place of a tensor against the file and returns its bytes; nullopt for a type whose size is not known.
 std::optional<std::uint64_t> check_extent(const TensorInfo& info, const GgufFile& header, const InputFile& file) {
   const auto fail = [&](const std::string& message) {
@@ -271,43 +263,116 @@ std::optional<std::uint64_t> check_extent(const TensorInfo& info, const GgufFile
   return bytes;
 }
 
-}  // namespace
+/// One file, before the parts are put together.
+struct Part {
+  GgufFile header;  // without tensors
+  std::vector<StoredTensor> tensors;
+  std::vector<UnsupportedTensor> unsupported;
+};
 
-GgufFile read_gguf(InputFile file) {
+Part read_part(const InputFile& file, std::size_t file_index) {
   HeaderReader reader(file);
-  GgufFile result;
-  result.version = read_version(reader);
+  Part part;
+  GgufFile& header = part.header;
+  header.version = read_version(reader);
   const std::uint64_t num_tensors = reader.count(24, "the number of tensors", kMaxTensors);
   const std::uint64_t num_values = reader.count(13, "the number of metadata values", kMaxMetadataValues);
-  result.metadata = GgufMetadata(file.path().string(), read_metadata(reader, num_values));
-  refuse_parts(result.metadata);
-  result.alignment = read_alignment(result.metadata);
+  header.metadata = GgufMetadata(file.path().string(), read_metadata(reader, num_values));
+  header.alignment = read_alignment(header.metadata);
 
   std::vector<TensorInfo> infos;
   for (std::uint64_t i = 0; i < num_tensors; ++i) infos.push_back(read_tensor_info(reader));
-  result.data_offset = (reader.position() + result.alignment - 1) / result.alignment * result.alignment;
-  result.header_hash = reader.hash();
+  header.data_offset = (reader.position() + header.alignment - 1) / header.alignment * header.alignment;
+  header.header_hash = reader.hash();
 
-  std::vector<StoredTensor> tensors;
-  std::vector<UnsupportedTensor> unsupported;
   std::vector<Extent> extents;
   for (TensorInfo& info : infos) {
-    const auto bytes = check_extent(info, result, file);
-    const std::uint64_t offset = result.data_offset + info.offset;
+    const auto bytes = check_extent(info, header, file);
+    const std::uint64_t offset = header.data_offset + info.offset;
     if (bytes) extents.push_back({offset, *bytes, info.name});
     if (info.type.dtype) {
-      tensors.push_back({std::move(info.name), *info.type.dtype, std::move(info.shape), 0, offset, *bytes});
+      part.tensors.push_back({std::move(info.name), *info.type.dtype, std::move(info.shape), file_index, offset, *bytes});
     } else {
-      unsupported.push_back({std::move(info.name), std::move(info.type.name), 0});
+      part.unsupported.push_back({std::move(info.name), std::move(info.type.name), file_index});
     }
   }
   refuse_overlaps(file.path().string(), std::move(extents));
-  std::vector<InputFile> files;
-  files.push_back(std::move(file));
+  return part;
+}
+
+/// That each file is the part as which it stands.
+void check_places(const std::vector<Part>& parts) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const GgufMetadata& metadata = parts[i].header.metadata;
+    const std::uint64_t count = std::max<std::uint64_t>(metadata.unsigned_integer("split.count").value_or(1), 1);
+    if (count > 1 && parts.size() == 1) {
+      metadata.fail("split.count", "is " + std::to_string(count) +
+                                       ": this is a part of a split model, but its name does not end in -NNNNN-of-NNNNN.gguf, by which the "
+                                       "other parts are found");
+    }
+    const std::string place = "part " + std::to_string(i + 1) + " of " + std::to_string(parts.size());
+    if (count != parts.size()) metadata.fail("split.count", "is " + std::to_string(count) + ", but the file stands as " + place);
+    const std::uint64_t number = metadata.unsigned_integer("split.no").value_or(0);
+    if (number != i) {
+      metadata.fail("split.no", "is " + std::to_string(number) + ", which makes it part " + std::to_string(number + 1) +
+                                    ", but the file stands as " + place);
+    }
+  }
+}
+
+/// That the parts are those of one model, and none is of another one.
+void check_agreement(const std::vector<Part>& parts) {
+  std::size_t total = 0;
+  for (const Part& part : parts) total += part.tensors.size() + part.unsupported.size();
+  const GgufMetadata& first = parts.front().header.metadata;
+  for (const Part& part : parts) {
+    const GgufMetadata& metadata = part.header.metadata;
+    const auto stated = metadata.unsigned_integer("split.tensors.count");
+    if (parts.size() > 1 && stated && *stated != total) {
+      metadata.fail("split.tensors.count", "is " + std::to_string(*stated) + ", but the " + std::to_string(parts.size()) + " parts have " +
+                                               std::to_string(total) + " tensors");
+    }
+    for (const auto& [key, value] : metadata.values()) {
+      if (key.starts_with("split.") || key == "general.alignment") continue;
+      const auto same = first.values().find(key);
+      if (same != first.values().end() && same->second != value) metadata.fail(key, "differs from that of " + first.source());
+    }
+  }
+}
+
+}  // namespace
+
+GgufFile read_gguf(std::vector<InputFile> files) {
+  if (files.empty()) throw std::invalid_argument("a GGUF model has at least one file");
+  std::vector<Part> parts;
+  for (std::size_t i = 0; i < files.size(); ++i) parts.push_back(read_part(files[i], i));
+  check_places(parts);
+  check_agreement(parts);
+  GgufFile result = std::move(parts[0].header);
+  std::vector<StoredTensor> tensors;
+  std::vector<UnsupportedTensor> unsupported;
+  Fnv128 hash;
+  hash.add(std::string_view(result.header_hash));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    std::move(parts[i].tensors.begin(), parts[i].tensors.end(), std::back_inserter(tensors));
+    std::move(parts[i].unsupported.begin(), parts[i].unsupported.end(), std::back_inserter(unsupported));
+    if (i > 0) hash.add(std::string_view(parts[i].header.header_hash));
+  }
+  if (parts.size() > 1) result.header_hash = hash.hex();
   result.tensors = std::make_unique<WeightSource>(std::move(files), std::move(tensors), std::move(unsupported));
   return result;
 }
 
-GgufFile read_gguf(const std::filesystem::path& path) { return read_gguf(InputFile(path)); }
+GgufFile read_gguf(InputFile file) {
+  std::vector<InputFile> files;
+  files.push_back(std::move(file));
+  return read_gguf(std::move(files));
+}
+
+GgufFile read_gguf(const std::filesystem::path& path) {
+  std::vector<InputFile> files;
+  for (const std::filesystem::path& part : gguf_parts(path)) files.emplace_back(part);
+  return read_gguf(std::move(files));
+}
 
 }  // namespace lockstep::engine

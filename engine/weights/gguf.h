@@ -40,11 +40,13 @@ struct GgufArray {
   std::uint64_t count = 0;
   std::vector<std::byte> numbers;    // little-endian, where the elements are no strings
   std::vector<std::string> strings;  // where they are
+  bool operator==(const GgufArray&) const = default;
 };
 
 struct GgufValue {
   GgufKind kind = GgufKind::kUint8;
   std::variant<std::uint64_t, std::int64_t, double, bool, std::string, GgufArray> value;
+  bool operator==(const GgufValue&) const = default;
 };
 
 /// The metadata of a GGUF file. A getter gives "absent" only where the key is; a value of another kind is an error that names file, key and
@@ -79,7 +81,8 @@ class GgufMetadata {
   std::map<std::string, GgufValue, std::less<>> values_;
 };
 
-/// The header of a GGUF file, and access to its tensors.
+/// The header of a GGUF file, and access to its tensors. Of a model that is split over several files: the header of the first one (the
+/// others have little metadata of their own), and the tensors of all.
 struct GgufFile {
   std::uint32_t version = 0;
   std::uint64_t alignment = 0;
@@ -89,10 +92,18 @@ struct GgufFile {
   std::string header_hash;                // of all bytes before the tensors
 };
 
-/// Reads the header of a GGUF file, version 2 or 3, little-endian, in one part. Every count, length and offset is checked against the file
-/// before it is used: memory stays within a small multiple of the header, which is 128 MiB at most.
+/// Reads the headers of GGUF files, version 2 or 3, little-endian: of one, or of all parts of a split model, in their order. Every count,
+/// length and offset is checked against the file before it is used: memory stays within a small multiple of a header, which is 128 MiB at
+/// most. Parts must agree about how many they are, which one each is (split.no, split.count), how many tensors there are
+/// (split.tensors.count), and on every other key that two of them have.
 /// @throws std::runtime_error that names the file, the place, and what is wrong or not supported.
+GgufFile read_gguf(std::vector<InputFile> parts);
 GgufFile read_gguf(InputFile file);
+/// The file, and where it is a part of a split model, all the others beside it.
 GgufFile read_gguf(const std::filesystem::path& path);
+
+/// The files of the model that `path` is or is a part of, in order: of NAME-00002-of-00003.gguf those three, of any other name itself.
+/// @throws std::runtime_error that names the part that is not there, or a name that cannot be right.
+std::vector<std::filesystem::path> gguf_parts(const std::filesystem::path& path);
 
 }  // namespace lockstep::engine

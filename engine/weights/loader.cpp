@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 #include <string>
 
@@ -31,6 +32,16 @@ class ShardLoader {
   ShardLoader(const parallel::RankGraph& graph, const ModelSpec& spec, const WeightSource& source)
       : graph_(graph), spec_(spec), family_(family_of(spec.architecture)), source_(source) {}
 
+  /// Reads from the files what the rows of these pieces are made of, where they are not there as rows. It is kept until the next call.
+  void open_packed(const std::vector<WeightPiece>& pieces) {
+    packed_.clear();
+    for (const WeightPiece& piece : pieces) {
+      const StoredTensor& stored = find(graph_.tensors[piece.tensor]);
+      const MatrixSlice slice{piece.rows.begin, piece.rows.size(), piece.columns.begin, piece.columns.size()};
+      if (stored.packed && slice.num_rows > 0) packed_.emplace(&piece, source_.open_rows(stored, slice));
+    }
+  }
+
   /// Rows [first, first + count) of the stacked pieces, as `dtype`.
   void read_stacked(const std::vector<WeightPiece>& pieces, device::DType dtype, std::size_t first, std::size_t count,
                     std::span<std::byte> to) const {
@@ -40,7 +51,7 @@ class ShardLoader {
       const std::size_t begin = std::max(first, piece_begin);
       const std::size_t end = std::min(first + count, piece_begin + piece.rows.size());
       if (begin < end) {
-        const std::size_t bytes = (end - begin) * device::row_bytes(dtype, piece.columns.size());
+        const std::size_t bytes = (end - begin) * device::covering_bytes(dtype, piece.columns.begin, piece.columns.size());
         const std::size_t first_row = piece.rows.begin + begin - piece_begin;
         read_piece(piece, dtype, {first_row, first_row + end - begin}, to.subspan(written, bytes));
         written += bytes;
@@ -72,25 +83,39 @@ class ShardLoader {
       read_ordered(piece, stored, rows, to);
       return;
     }
-    std::vector<std::byte> raw(rows.size() * device::row_bytes(stored.dtype, piece.columns.size()));
+    const std::size_t bytes = device::covering_bytes(stored.dtype, piece.columns.begin, piece.columns.size());
+    std::vector<std::byte> raw(rows.size() * bytes);
     read_ordered(piece, stored, rows, raw);
-    std::vector<float> values(rows.size() * piece.columns.size());
-    device::dequantise(stored.dtype, raw, values);
-    convert(values, dtype, to);
+    // Whole blocks: a shard that is cut inside of one gets a few columns more, at one side or both.
+    const device::DTypeInfo& type = device::info(stored.dtype);
+    std::vector<float> whole(bytes / type.block_bytes * type.block_size);
+    const std::size_t row_size = to.size() / rows.size();
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+      device::dequantise(stored.dtype, std::span(raw).subspan(row * bytes, bytes), whole);
+      convert(std::span(whole).subspan(piece.columns.begin % type.block_size, piece.columns.size()), dtype,
+              to.subspan(row * row_size, row_size));
+    }
+  }
+
+  void read_stored(const WeightPiece& piece, const StoredTensor& stored, std::size_t first_row, std::size_t num_rows,
+                   std::span<std::byte> to) const {
+    if (const auto packed = packed_.find(&piece); packed != packed_.end())
+      return packed->second->read(first_row - piece.rows.begin, num_rows, to);
+    source_.read_rows(stored, first_row, num_rows, piece.columns.begin, piece.columns.size(), to);
   }
 
   /// Rows in this program's order, which in some files differs from the stored one within a head.
   void read_ordered(const WeightPiece& piece, const StoredTensor& stored, Range rows, std::span<std::byte> to) const {
     if (!spec_.rotary_pairs_interleaved || !graph_.tensors[piece.tensor].rotary_rows) {
-      source_.read_rows(stored, rows.begin, rows.size(), piece.columns.begin, piece.columns.size(), to);
+      read_stored(piece, stored, rows.begin, rows.size(), to);
       return;
     }
-    const std::size_t bytes = device::row_bytes(stored.dtype, piece.columns.size());
+    const std::size_t bytes = device::covering_bytes(stored.dtype, piece.columns.begin, piece.columns.size());
     std::vector<std::byte> head(spec_.head_dim * bytes);
     std::size_t loaded = rows.end;  // no head yet
     for (std::size_t row = rows.begin; row < rows.end; ++row) {
       const std::size_t first = row - row % spec_.head_dim;
-      if (loaded != first) source_.read_rows(stored, first, spec_.head_dim, piece.columns.begin, piece.columns.size(), head);
+      if (loaded != first) read_stored(piece, stored, first, spec_.head_dim, head);
       loaded = first;
       std::memcpy(&to[(row - rows.begin) * bytes], &head[(stored_row_of(spec_, row) - first) * bytes], bytes);
     }
@@ -100,6 +125,7 @@ class ShardLoader {
   const ModelSpec& spec_;
   const Family& family_;
   const WeightSource& source_;
+  std::map<const WeightPiece*, std::unique_ptr<RowReader>> packed_;
 };
 
 }  // namespace
@@ -113,7 +139,7 @@ void bind_tensors(parallel::Graph& graph, const ModelSpec& spec, const WeightSou
     const bool row_parallel =
         tensor.shard == parallel::ShardKind::kAttentionColumns || tensor.shard == parallel::ShardKind::kFeedForwardColumns;
     if (row_parallel && device::info(stored.dtype).block_quantised()) graph.dims.block_quantised = true;
-    tensor.dtype = tensor.is_vector() ? device::DType::kF32 : dtype.value_or(stored.dtype);
+    tensor.dtype = tensor.is_vector() ? device::DType::kF32 : dtype.value_or(stored.load_dtype.value_or(stored.dtype));
   }
 }
 
@@ -125,13 +151,14 @@ std::size_t LoadedShard::size_bytes() const {
 }
 
 LoadedShard load_shard(const parallel::RankGraph& graph, const ModelSpec& spec, const WeightSource& source, device::Device& device) {
-  const ShardLoader loader(graph, spec, source);
+  ShardLoader loader(graph, spec, source);
   LoadedShard shard;
   for (const parallel::RankWeight& weight : graph.weights) {
     if (weight.spec.rows == 0) {
       shard.weights.push_back(nullptr);
       continue;
     }
+    loader.open_packed(weight.pieces);
     shard.weights.push_back(device.load_weight(weight.spec, [&](std::size_t first, std::size_t count, std::span<std::byte> to) {
       loader.read_stacked(weight.pieces, weight.spec.dtype, first, count, to);
     }));

@@ -120,7 +120,7 @@ void read_entry(const Entry& entry, const std::string& name, std::size_t file, s
   if (supported) {
     contents.tensors.push_back({name, *device::dtype_from_name(type_name), std::move(shape), file, data_start + begin, end - begin});
   } else {
-    contents.unsupported.push_back({name, quote(type_name), file});
+    contents.unsupported.push_back({name, quote(type_name), file, std::move(shape), data_start + begin, end - begin});
   }
 }
 

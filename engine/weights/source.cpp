@@ -34,8 +34,8 @@ WeightSource::WeightSource(std::vector<InputFile> files, std::vector<StoredTenso
   }
 }
 
-std::string WeightSource::place(const StoredTensor& tensor) const {
-  return files_.at(tensor.file).path().string() + ": tensor " + quote(tensor.name);
+std::string WeightSource::place(const std::string& name, std::size_t file) const {
+  return files_.at(file).path().string() + ": tensor " + quote(name);
 }
 
 const StoredTensor* WeightSource::find(std::string_view name) const {
@@ -44,7 +44,7 @@ const StoredTensor* WeightSource::find(std::string_view name) const {
   if (refused == unsupported_index_.end()) return nullptr;
   const UnsupportedTensor& tensor = unsupported_[refused->second];
   throw std::runtime_error(files_.at(tensor.file).path().string() + ": tensor " + quote(tensor.name) + " has type " + tensor.type +
-                           ", which is not supported yet; supported: F32, F16, BF16, and in GGUF files Q8_0, Q4_0, Q4_1");
+                           ", which is not supported; supported are " + device::dtype_names());
 }
 
 const StoredTensor& WeightSource::require(std::string_view name, std::span<const std::size_t> shape) const {
@@ -54,45 +54,88 @@ const StoredTensor& WeightSource::require(std::string_view name, std::span<const
     throw std::runtime_error(where + "tensor " + quote(name) + " is missing");
   }
   if (!std::equal(shape.begin(), shape.end(), tensor->shape.begin(), tensor->shape.end())) {
-    throw std::runtime_error(place(*tensor) + " has shape " + shape_text(tensor->shape) + ", but the configuration makes it " +
-                             shape_text(shape));
+    throw std::runtime_error(place(tensor->name, tensor->file) + " has shape " + shape_text(tensor->shape) +
+                             ", but the configuration makes it " + shape_text(shape));
   }
   return *tensor;
 }
 
 bool WeightSource::contains(std::string_view name) const { return index_.contains(name) || unsupported_index_.contains(name); }
 
-void WeightSource::read(const StoredTensor& tensor, std::uint64_t byte_offset, std::span<std::byte> to) const {
-  if (byte_offset > tensor.bytes || to.size() > tensor.bytes - byte_offset) {
-    throw std::runtime_error(place(tensor) + ": " + std::to_string(to.size()) + " bytes from its byte " + std::to_string(byte_offset) +
-                             " on are wanted, but it has " + std::to_string(tensor.bytes));
+void WeightSource::read(const std::string& name, std::size_t file, std::uint64_t offset, std::uint64_t bytes, std::uint64_t byte_offset,
+                        std::span<std::byte> to) const {
+  if (byte_offset > bytes || to.size() > bytes - byte_offset) {
+    throw std::runtime_error(place(name, file) + ": " + std::to_string(to.size()) + " bytes from its byte " + std::to_string(byte_offset) +
+                             " on are wanted, but it has " + std::to_string(bytes));
   }
-  files_.at(tensor.file).read(tensor.offset + byte_offset, to, "tensor " + quote(tensor.name));
+  files_.at(file).read(offset + byte_offset, to, "tensor " + quote(name));
   bytes_read_.fetch_add(to.size(), std::memory_order_relaxed);
+}
+
+void WeightSource::read(const StoredTensor& tensor, std::uint64_t byte_offset, std::span<std::byte> to) const {
+  if (tensor.packed) throw std::logic_error(place(tensor.name, tensor.file) + " is packed: it has rows, but no bytes of its own");
+  read(tensor.name, tensor.file, tensor.offset, tensor.bytes, byte_offset, to);
+}
+
+void WeightSource::read(const UnsupportedTensor& tensor, std::uint64_t byte_offset, std::span<std::byte> to) const {
+  read(tensor.name, tensor.file, tensor.offset, tensor.bytes, byte_offset, to);
+}
+
+namespace {
+
+/// Rows that stand in the file as they are wanted.
+class PlainRows final : public RowReader {
+ public:
+  PlainRows(const WeightSource& source, const StoredTensor& tensor, const MatrixSlice& slice)
+      : source_(source), tensor_(tensor), slice_(slice) {}
+  void read(std::size_t first, std::size_t count, std::span<std::byte> to) const override {
+    source_.read_rows(tensor_, slice_.first_row + first, count, slice_.first_column, slice_.num_columns, to);
+  }
+
+ private:
+  const WeightSource& source_;
+  const StoredTensor& tensor_;
+  MatrixSlice slice_;
+};
+
+}  // namespace
+
+std::unique_ptr<RowReader> WeightSource::open_rows(const StoredTensor& tensor, const MatrixSlice& slice) const {
+  if (!tensor.packed) return std::make_unique<PlainRows>(*this, tensor, slice);
+  check_slice(tensor, slice);
+  return tensor.packed->open(*this, slice);
+}
+
+void WeightSource::check_slice(const StoredTensor& tensor, const MatrixSlice& slice) const {
+  const std::size_t rows = tensor.rows();
+  const std::size_t columns = tensor.columns();
+  if (slice.first_row > rows || slice.num_rows > rows - slice.first_row || slice.first_column > columns ||
+      slice.num_columns > columns - slice.first_column) {
+    throw std::runtime_error(place(tensor.name, tensor.file) + ": rows " + std::to_string(slice.first_row) + " + " +
+                             std::to_string(slice.num_rows) + ", columns " + std::to_string(slice.first_column) + " + " +
+                             std::to_string(slice.num_columns) + " are not within its shape " + shape_text(tensor.shape));
+  }
+  const std::size_t cut = device::info(tensor.dtype).cut_size();
+  if (slice.first_column % cut != 0 || slice.num_columns % cut != 0) {
+    throw std::runtime_error(place(tensor.name, tensor.file) + ": columns " + std::to_string(slice.first_column) + " + " +
+                             std::to_string(slice.num_columns) + " are not whole pieces of " + std::to_string(cut));
+  }
 }
 
 void WeightSource::read_rows(const StoredTensor& tensor, std::size_t first_row, std::size_t num_rows, std::size_t first_column,
                              std::size_t num_columns, std::span<std::byte> to) const {
-  const std::size_t rows = tensor.rows();
+  check_slice(tensor, {first_row, num_rows, first_column, num_columns});
   const std::size_t columns = tensor.columns();
-  if (first_row > rows || num_rows > rows - first_row || first_column > columns || num_columns > columns - first_column) {
-    throw std::runtime_error(place(tensor) + ": rows " + std::to_string(first_row) + " + " + std::to_string(num_rows) + ", columns " +
-                             std::to_string(first_column) + " + " + std::to_string(num_columns) + " are not within its shape " +
-                             shape_text(tensor.shape));
-  }
-  const std::size_t block = device::info(tensor.dtype).block_size;
-  if (first_column % block != 0 || num_columns % block != 0) {
-    throw std::runtime_error(place(tensor) + ": columns " + std::to_string(first_column) + " + " + std::to_string(num_columns) +
-                             " are not whole blocks of " + std::to_string(block));
-  }
+  const device::DTypeInfo& type = device::info(tensor.dtype);
   const std::size_t stride = device::row_bytes(tensor.dtype, columns);
-  const std::size_t slice = device::row_bytes(tensor.dtype, num_columns);
+  const std::size_t slice = device::covering_bytes(tensor.dtype, first_column, num_columns);
   if (to.size() != num_rows * slice) {
-    throw std::invalid_argument(place(tensor) + ": the slice has " + std::to_string(num_rows * slice) + " bytes, the room for it " +
-                                std::to_string(to.size()));
+    throw std::invalid_argument(place(tensor.name, tensor.file) + ": the slice has " + std::to_string(num_rows * slice) +
+                                " bytes, the room for it " + std::to_string(to.size()));
   }
+  if (tensor.packed) return tensor.packed->open(*this, {first_row, num_rows, first_column, num_columns})->read(0, num_rows, to);
   if (num_columns == columns) return read(tensor, std::uint64_t{first_row} * stride, to);
-  const std::uint64_t start = device::row_bytes(tensor.dtype, first_column);
+  const std::uint64_t start = std::uint64_t{first_column / type.block_size} * type.block_bytes;
   for (std::size_t row = 0; row < num_rows; ++row) {
     read(tensor, std::uint64_t{first_row + row} * stride + start, to.subspan(row * slice, slice));
   }

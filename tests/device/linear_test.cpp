@@ -7,13 +7,22 @@ namespace {
 
 using namespace reference;
 
-constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1};
+constexpr DType kTypes[] = {DType::kF32,  DType::kF16,    DType::kBF16,   DType::kQ8_0, DType::kQ4_0, DType::kQ4_1,
+                            DType::kQ5_0, DType::kQ5_1,   DType::kQ2_K,   DType::kQ3_K, DType::kQ4_K, DType::kQ5_K,
+                            DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS, DType::kMXFP4};
 
 Activation activation_of(DType dtype) { return info(dtype).block_quantised() ? Activation::kInt8Blocks : Activation::kFloat32; }
 
-std::vector<float> run_linear(Device& device, const StoredWeight& w, const std::vector<float>& x, std::size_t tokens, const float* bias) {
+/// Columns that are whole blocks of every type: 32, but as many as asked for where the type has no larger blocks.
+std::size_t whole_columns(DType dtype, std::size_t columns) {
+  const std::size_t block = info(dtype).block_size;
+  return block <= 32 ? columns : (columns + block - 1) / block * block;
+}
+
+std::vector<float> run_linear(Device& device, const StoredWeight& w, const std::vector<float>& x, std::size_t tokens, const float* bias,
+                              std::optional<Activation> activation = {}) {
   const auto weight = device.load_weight(w.spec, w.reader());
-  const OwnedMatrix in = upload(device, x, w.spec.columns, activation_of(w.spec.dtype));
+  const OwnedMatrix in = upload(device, x, w.spec.columns, activation.value_or(activation_of(w.spec.dtype)));
   const std::size_t rows = w.spec.num_roots() * tokens;
   const OwnedMatrix out = make_matrix(device, Activation::kFloat32, rows, w.spec.rows);
   device.linear(in.matrix, tokens, *weight, bias, out.matrix);
@@ -21,13 +30,22 @@ std::vector<float> run_linear(Device& device, const StoredWeight& w, const std::
 }
 
 class LinearOfType : public testing::TestWithParam<DType> {};
+class LinearOfBlocks : public testing::TestWithParam<DType> {};
+class LinearOfSuperBlocks : public testing::TestWithParam<DType> {};
+
+std::vector<DType> types_with_blocks_above(std::size_t size) {
+  std::vector<DType> types(std::begin(kTypes), std::end(kTypes));
+  std::erase_if(types, [&](DType dtype) { return info(dtype).block_size <= size; });
+  return types;
+}
 
 TEST_P(LinearOfType, GivesTheBitsOfTheDefinitionOnEveryInstructionSetThreadCountAndBatchSize) {
   const DType dtype = GetParam();
   std::vector<std::pair<std::size_t, std::size_t>> shapes{{1, 32}, {5, 288}, {97, 288}, {160, 96}, {272, 1536}};
   if (!info(dtype).block_quantised()) shapes.insert(shapes.end(), {{97, 20}, {70, 33}, {3, 1}});
   const auto all = all_options();
-  for (const auto& [rows, columns] : shapes) {
+  for (const auto& [rows, plain_columns] : shapes) {
+    const std::size_t columns = whole_columns(dtype, plain_columns);
     for (const std::size_t leaves : {1, 9, 16}) {
       const StoredWeight w =
           make_weight(dtype, rows, columns, make_leaves(dtype, columns, leaves), static_cast<std::uint32_t>(rows + columns));
@@ -46,10 +64,54 @@ TEST_P(LinearOfType, GivesTheBitsOfTheDefinitionOnEveryInstructionSetThreadCount
   }
 }
 
+TEST_P(LinearOfSuperBlocks, AShardMayBeginAndEndInsideASuperBlock) {
+  const DType dtype = GetParam();
+  for (const auto& [first, columns] : {std::pair{32, 64}, std::pair{224, 32}, std::pair{96, 480}, std::pair{0, 160}, std::pair{160, 352}}) {
+    const std::size_t from = static_cast<std::size_t>(first), count = static_cast<std::size_t>(columns);
+    const StoredWeight w = make_weight(dtype, 37, count, make_leaves(dtype, count, 3), 17, from);
+    for (const std::size_t tokens : {1, 5, 11}) {
+      const std::vector<float> x = random_floats(tokens * count, 9, 2.0f);
+      for (const Activation activation : {Activation::kInt8Blocks, Activation::kFloat32}) {
+        const std::vector<float> expected = reference::linear(w, x, tokens, nullptr, activation);
+        for (const CpuOptions& options : all_options()) {
+          const auto device = make_cpu_device(options);
+          EXPECT_EQ(count_different(run_linear(*device, w, x, tokens, nullptr, activation), expected), 0u)
+              << device->description() << ", columns " << from << " + " << count << ", " << tokens << " tokens";
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LinearOfBlocks, FloatActivationsGiveTheBitsOfExpandedWeights) {
+  const DType dtype = GetParam();
+  const std::size_t columns = whole_columns(dtype, 288);
+  for (const std::size_t leaves : {1, 9}) {
+    const StoredWeight w = make_weight(dtype, 97, columns, make_leaves(dtype, columns, leaves), 23);
+    StoredWeight expanded{{"expanded", DType::kF32, 97, columns, w.spec.leaves}, {}};
+    for (std::size_t row = 0; row < 97; ++row) {
+      const std::vector<float> values = reference::expanded_row(w, row).values;
+      const std::byte* bytes = reinterpret_cast<const std::byte*>(values.data());
+      expanded.bytes.insert(expanded.bytes.end(), bytes, bytes + values.size() * sizeof(float));
+    }
+    for (const std::size_t tokens : {1, 2, 7, 131}) {
+      const std::vector<float> x = random_floats(tokens * columns, 9, 2.0f);
+      const std::vector<float> expected = reference::linear(w, x, tokens, nullptr, Activation::kFloat32);
+      for (const CpuOptions& options : all_options()) {
+        const auto device = make_cpu_device(options);
+        EXPECT_EQ(count_different(run_linear(*device, w, x, tokens, nullptr, Activation::kFloat32), expected), 0u)
+            << device->description() << ", " << leaves << " leaves, " << tokens << " tokens";
+        EXPECT_EQ(count_different(run_linear(*device, expanded, x, tokens, nullptr), expected), 0u) << device->description();
+      }
+    }
+  }
+}
+
 TEST_P(LinearOfType, RowsAfterTheTokenBlockOf128AreTheSameAsAlone) {
   const DType dtype = GetParam();
-  const StoredWeight w = make_weight(dtype, 48, 64, make_leaves(dtype, 64, 2), 3);
-  const std::vector<float> x = random_floats(131 * 64, 7, 2.0f);
+  const std::size_t columns = whole_columns(dtype, 64);
+  const StoredWeight w = make_weight(dtype, 48, columns, make_leaves(dtype, columns, 2), 3);
+  const std::vector<float> x = random_floats(131 * columns, 7, 2.0f);
   const std::vector<float> expected = reference::linear(w, x, 131, nullptr);
   for (const CpuOptions& options : all_options()) {
     const auto device = make_cpu_device(options);
@@ -95,7 +157,7 @@ TEST_P(LinearOfType, NonFiniteActivationsStayNonFiniteAndSpoilNoOtherRow) {
 
 TEST_P(LinearOfType, EmbedGivesTheRowsAsTheyDequantiseAndZerosForIdsOfOtherRanks) {
   const DType dtype = GetParam();
-  const std::size_t rows = 211, columns = 96;
+  const std::size_t rows = 211, columns = whole_columns(dtype, 96);
   const std::int32_t first_id = 50;
   const StoredWeight w = make_weight(dtype, rows, columns, make_leaves(dtype, columns, 1), 11);
   StepBatch batch;
@@ -120,8 +182,11 @@ TEST_P(LinearOfType, EmbedGivesTheRowsAsTheyDequantiseAndZerosForIdsOfOtherRanks
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllTypes, LinearOfType, testing::ValuesIn(kTypes),
-                         [](const auto& type) { return std::string(device::info(type.param).name); });
+std::string type_name(const testing::TestParamInfo<DType>& type) { return std::string(device::info(type.param).name); }
+
+INSTANTIATE_TEST_SUITE_P(AllTypes, LinearOfType, testing::ValuesIn(kTypes), type_name);
+INSTANTIATE_TEST_SUITE_P(BlockTypes, LinearOfBlocks, testing::ValuesIn(types_with_blocks_above(1)), type_name);
+INSTANTIATE_TEST_SUITE_P(SuperBlockTypes, LinearOfSuperBlocks, testing::ValuesIn(types_with_blocks_above(32)), type_name);
 
 TEST(Linear, AMatrixOfOnesGivesTheNumberOfColumns) {
   StoredWeight w{{"ones", DType::kF32, 18, 40, make_leaves(DType::kF32, 40, 1)}, {}};

@@ -55,7 +55,7 @@ inline void push_tree(std::vector<Leaf>& leaves, const std::vector<std::uint32_t
 }
 
 inline std::vector<Leaf> make_leaves(DType dtype, std::size_t columns, std::size_t count, bool one_root_each = false) {
-  const std::size_t unit = info(dtype).block_size, units = columns / unit;
+  const std::size_t unit = info(dtype).cut_size(), units = columns / unit;
   count = std::min(count, units);
   std::vector<std::uint32_t> ends;
   for (std::size_t i = 1; i <= count; ++i) ends.push_back(static_cast<std::uint32_t>(i * units / count * unit));
@@ -73,7 +73,7 @@ struct StoredWeight {
   WeightSpec spec;
   std::vector<std::byte> bytes;
 
-  std::size_t row_size() const { return row_bytes(spec.dtype, spec.columns); }
+  std::size_t row_size() const { return spec.stored_row_bytes(); }
   const std::byte* row(std::size_t r) const { return bytes.data() + r * row_size(); }
   ReadRows reader() const {
     return [this](std::size_t first, std::size_t count, std::span<std::byte> to) {
@@ -83,13 +83,34 @@ struct StoredWeight {
   }
 };
 
-inline StoredWeight make_weight(DType dtype, std::size_t rows, std::size_t columns, std::vector<Leaf> leaves, std::uint32_t seed) {
-  StoredWeight weight{{"test." + std::string(info(dtype).name), dtype, rows, columns, std::move(leaves)}, {}};
+/// Where the f16 scale and minimum of a block stand; -1: it has none.
+struct ScalePlaces {
+  int scale, minimum;
+};
+inline ScalePlaces scale_places(DType dtype) {
+  switch (dtype) {
+    case DType::kQ4_1:
+    case DType::kQ5_1:
+    case DType::kQ4_K:
+    case DType::kQ5_K: return {0, 2};
+    case DType::kQ2_K: return {80, 82};
+    case DType::kQ3_K: return {108, -1};
+    case DType::kQ6_K: return {208, -1};
+    case DType::kMXFP4: return {-1, -1};
+    default: return {0, -1};
+  }
+}
+
+/// @param first_column where the shard begins in its first super-block
+inline StoredWeight make_weight(DType dtype, std::size_t rows, std::size_t columns, std::vector<Leaf> leaves, std::uint32_t seed,
+                                std::size_t first_column = 0) {
+  StoredWeight weight{{"test." + std::string(info(dtype).name), dtype, rows, columns, std::move(leaves), first_column}, {}};
   weight.bytes.resize(rows * weight.row_size());
   std::mt19937 generator(seed);
   std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
   const auto put16 = [&](std::size_t at, std::uint16_t value) { std::memcpy(&weight.bytes[at], &value, 2); };
   const DTypeInfo& type = info(dtype);
+  const ScalePlaces places = scale_places(dtype);
   for (std::size_t at = 0; at < weight.bytes.size(); at += type.block_bytes) {
     if (dtype == DType::kF32) {
       const float value = uniform(generator);
@@ -98,11 +119,15 @@ inline StoredWeight make_weight(DType dtype, std::size_t rows, std::size_t colum
       put16(at, dtype == DType::kF16 ? float_to_half(uniform(generator)) : float_to_bfloat16(uniform(generator)));
     } else {
       for (std::size_t i = 0; i < type.block_bytes; ++i) weight.bytes[at + i] = static_cast<std::byte>(generator());
-      if (generator() % 4 == 0) {  // extremes: -128 and 127, or 0 and 15
-        for (std::size_t i = 4; i < type.block_bytes; ++i) weight.bytes[at + i] = generator() % 2 ? std::byte{0x80} : std::byte{0x7F};
+      if (generator() % 4 == 0) {  // extremes: -128 and 127, or all bits and none
+        const std::byte low = dtype == DType::kQ8_0 ? std::byte{0x7F} : std::byte{0};
+        const std::byte high = dtype == DType::kQ8_0 ? std::byte{0x80} : std::byte{0xFF};
+        const bool mixed = generator() % 2 == 0;
+        for (std::size_t i = 0; i < type.block_bytes; ++i) weight.bytes[at + i] = !mixed || generator() % 2 ? high : low;
       }
-      put16(at, float_to_half(uniform(generator) * 0.1f));
-      if (dtype == DType::kQ4_1) put16(at + 2, float_to_half(uniform(generator)));
+      if (dtype == DType::kMXFP4) weight.bytes[at] = static_cast<std::byte>(120 + generator() % 10);
+      if (places.scale >= 0) put16(at + static_cast<std::size_t>(places.scale), float_to_half(uniform(generator) * 0.1f));
+      if (places.minimum >= 0) put16(at + static_cast<std::size_t>(places.minimum), float_to_half(uniform(generator)));
     }
   }
   return weight;
@@ -137,11 +162,45 @@ inline Int8Row quantise(const float* x, std::size_t columns) {
   return row;
 }
 
-/// One row of a weight with its numbers apart: values where it is of a float type, else scales, minima and integers (q - 8 for Q4_0).
+/// One row of a weight with its numbers apart: values where it is of a float type, else integers, and for each 32 columns factors of the
+/// whole and of its halves.
 struct WeightRow {
-  std::vector<float> values, scales, minima;
+  struct Block {
+    float scale = 0, minimum = 0;
+    int halves[2] = {1, 1}, minimum_halves[2] = {1, 1};
+  };
+  std::vector<float> values;
+  std::vector<Block> blocks;
   std::vector<int> quants;
 };
+
+inline bool has_halves(DType dtype) { return dtype == DType::kQ2_K || dtype == DType::kQ3_K || dtype == DType::kQ6_K; }
+inline bool has_minimum(DType dtype) { return scale_places(dtype).minimum >= 0; }
+
+/// The same block with all scales 1 and no minimum: it dequantises to the integers.
+inline std::vector<std::byte> unscaled(DType dtype, const std::byte* stored) {
+  std::vector<std::byte> block(stored, stored + info(dtype).block_bytes);
+  const auto fill = [&](std::size_t at, std::size_t count, int byte) {
+    std::fill_n(block.begin() + static_cast<std::ptrdiff_t>(at), count, std::byte(byte));
+  };
+  const ScalePlaces places = scale_places(dtype);
+  if (places.minimum >= 0) fill(static_cast<std::size_t>(places.minimum), 2, 0);
+  if (places.scale >= 0) {
+    fill(static_cast<std::size_t>(places.scale), 1, 0x00);
+    fill(static_cast<std::size_t>(places.scale) + 1, 1, 0x3C);
+  }
+  switch (dtype) {
+    case DType::kMXFP4: fill(0, 1, 128); break;
+    case DType::kQ2_K: fill(0, 16, 1); break;
+    case DType::kQ3_K: fill(96, 8, 0x11), fill(104, 4, 0xAA); break;
+    case DType::kQ4_K:
+    case DType::kQ5_K: fill(4, 4, 1), fill(8, 4, 0), fill(12, 4, 1); break;
+    case DType::kQ6_K: fill(192, 16, 1); break;
+    case DType::kIQ4_XS: fill(2, 2, 0xAA), fill(4, 4, 0x11); break;
+    default: break;
+  }
+  return block;
+}
 
 inline WeightRow weight_row(const StoredWeight& w, std::size_t r) {
   WeightRow row;
@@ -151,21 +210,31 @@ inline WeightRow weight_row(const StoredWeight& w, std::size_t r) {
     dequantise(dtype, std::span(w.row(r), w.row_size()), row.values);
     return row;
   }
-  for (std::size_t block = 0; block < w.spec.columns / 32; ++block) {
-    const std::byte* stored = w.row(r) + block * info(dtype).block_bytes;
-    std::uint16_t scale, minimum;
-    std::memcpy(&scale, stored, 2);
-    std::memcpy(&minimum, stored + 2, 2);
-    row.scales.push_back(half_to_float(scale));
-    row.minima.push_back(half_to_float(minimum));
-    for (std::size_t i = 0; i < 32; ++i) {
-      const int byte = static_cast<int>(stored[dtype == DType::kQ8_0 ? 2 + i : (dtype == DType::kQ4_1 ? 4 : 2) + i % 16]);
-      if (dtype == DType::kQ8_0) {
-        row.quants.push_back(byte < 128 ? byte : byte - 256);
-      } else {
-        row.quants.push_back((i < 16 ? byte & 15 : byte >> 4) - (dtype == DType::kQ4_0 ? 8 : 0));
+  const std::size_t size = info(dtype).block_size;
+  const ScalePlaces places = scale_places(dtype);
+  std::vector<float> integers(size), values(size);
+  for (std::size_t column = w.spec.first_column; column < w.spec.first_column + w.spec.columns; column += 32) {
+    const std::byte* stored = w.row(r) + column / size * info(dtype).block_bytes;
+    const std::size_t part = column % size / 32;
+    dequantise(dtype, unscaled(dtype, stored), integers);
+    for (std::size_t i = 0; i < 32; ++i) row.quants.push_back(static_cast<int>(integers[part * 32 + i]));
+    const auto half_at = [&](int place) {
+      std::uint16_t half;
+      std::memcpy(&half, stored + place, 2);
+      return half_to_float(half);
+    };
+    WeightRow::Block block;
+    block.scale = places.scale >= 0 ? half_at(places.scale) : std::ldexp(1.0f, std::to_integer<int>(*stored) - 128);
+    block.minimum = places.minimum >= 0 ? half_at(places.minimum) : 0.0f;
+    if (size == 256) {
+      const SubScales sub = sub_scales(dtype, stored);
+      for (std::size_t half = 0; half < 2; ++half) {
+        const std::size_t i = has_halves(dtype) ? 2 * part + half : part;
+        block.halves[half] = sub.scales[i];
+        block.minimum_halves[half] = -sub.minima[i];
       }
     }
+    row.blocks.push_back(block);
   }
   return row;
 }
@@ -178,27 +247,49 @@ inline float leaf_sum(DType dtype, const WeightRow& w, const float* x, const Int
     return sum;
   }
   for (std::size_t block = from / 32; block < to / 32; ++block) {
-    int dot = 0;
-    for (std::size_t i = block * 32; i < block * 32 + 32; ++i) dot += w.quants[i] * quantised.quants[i];
-    sum = std::fma(static_cast<float>(dot), w.scales[block] * quantised.scales[block], sum);
-    if (dtype == DType::kQ4_1) sum = std::fma(w.minima[block], quantised.scaled_sums[block], sum);
+    const WeightRow::Block& b = w.blocks[block];
+    const float scale = quantised.scales[block];
+    int dots[2] = {0, 0}, sums[2] = {0, 0};
+    for (std::size_t i = 0; i < 32; ++i) {
+      dots[i / 16] += w.quants[block * 32 + i] * quantised.quants[block * 32 + i];
+      sums[i / 16] += quantised.quants[block * 32 + i];
+    }
+    if (has_halves(dtype)) {
+      sum = std::fma(static_cast<float>(b.halves[0] * dots[0] + b.halves[1] * dots[1]), b.scale * scale, sum);
+      if (has_minimum(dtype))
+        sum = std::fma(static_cast<float>(b.minimum_halves[0] * sums[0] + b.minimum_halves[1] * sums[1]), b.minimum * scale, sum);
+      continue;
+    }
+    sum = std::fma(static_cast<float>(dots[0] + dots[1]), b.scale * static_cast<float>(b.halves[0]) * scale, sum);
+    if (has_minimum(dtype)) sum = std::fma(b.minimum * static_cast<float>(b.minimum_halves[0]), quantised.scaled_sums[block], sum);
   }
   return sum;
 }
 
-/// [roots, tokens, rows].
-inline std::vector<float> linear(const StoredWeight& w, const std::vector<float>& x, std::size_t tokens, const float* bias) {
+/// As with float activations: the weights expanded.
+inline WeightRow expanded_row(const StoredWeight& w, std::size_t r) {
+  const std::size_t size = info(w.spec.dtype).block_size;
+  std::vector<float> whole(w.row_size() / info(w.spec.dtype).block_bytes * size);
+  dequantise(w.spec.dtype, std::span(w.row(r), w.row_size()), whole);
+  const auto first = whole.begin() + static_cast<std::ptrdiff_t>(w.spec.first_column % size);
+  return {.values = std::vector<float>(first, first + static_cast<std::ptrdiff_t>(w.spec.columns)), .blocks = {}, .quants = {}};
+}
+
+/// [roots, tokens, rows]. @param activation kFloat32 expands the weights
+inline std::vector<float> linear(const StoredWeight& w, const std::vector<float>& x, std::size_t tokens, const float* bias,
+                                 Activation activation = Activation::kInt8Blocks) {
+  const bool expands = activation == Activation::kFloat32 && info(w.spec.dtype).block_quantised();
+  const DType dtype = expands ? DType::kF32 : w.spec.dtype;
   std::vector<float> out(w.spec.num_roots() * tokens * w.spec.rows);
   std::vector<Int8Row> quantised(tokens);
-  for (std::size_t t = 0; t < tokens && info(w.spec.dtype).block_quantised(); ++t)
-    quantised[t] = quantise(&x[t * w.spec.columns], w.spec.columns);
+  for (std::size_t t = 0; t < tokens && info(dtype).block_quantised(); ++t) quantised[t] = quantise(&x[t * w.spec.columns], w.spec.columns);
   for (std::size_t r = 0; r < w.spec.rows; ++r) {
-    const WeightRow row = weight_row(w, r);
+    const WeightRow row = expands ? expanded_row(w, r) : weight_row(w, r);
     for (std::size_t t = 0; t < tokens; ++t) {
       std::vector<float> open;
       std::size_t begin = 0, root = 0;
       for (const Leaf& leaf : w.spec.leaves) {
-        open.push_back(leaf_sum(w.spec.dtype, row, &x[t * w.spec.columns], quantised[t], begin, leaf.end));
+        open.push_back(leaf_sum(dtype, row, &x[t * w.spec.columns], quantised[t], begin, leaf.end));
         begin = leaf.end;
         for (std::uint32_t i = 0; i < leaf.merges; ++i) {
           const float above = open.back();

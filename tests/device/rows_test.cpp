@@ -10,14 +10,16 @@ namespace {
 
 using namespace reference;
 
-float sum_of_squares(const float* x, std::size_t n) {
+float sum_in_lanes(const float* x, std::size_t n, bool squares) {
   float lanes[16] = {};
-  for (std::size_t i = 0; i < n; ++i) lanes[i % 16] = std::fma(x[i], x[i], lanes[i % 16]);
+  for (std::size_t i = 0; i < n; ++i) lanes[i % 16] = squares ? std::fma(x[i], x[i], lanes[i % 16]) : lanes[i % 16] + x[i];
   for (std::size_t half = 8; half > 0; half /= 2) {
     for (std::size_t i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
   }
   return lanes[0];
 }
+
+float sum_of_squares(const float* x, std::size_t n) { return sum_in_lanes(x, n, true); }
 
 TEST(RmsNorm, GivesTheBitsOfTheDefinition) {
   for (const std::size_t columns : {1, 20, 33, 64, 288, 576}) {
@@ -31,7 +33,7 @@ TEST(RmsNorm, GivesTheBitsOfTheDefinition) {
       const auto device = make_cpu_device(options);
       for (const std::size_t rows : {1, 37}) {
         const OwnedMatrix in = upload(*device, x, columns), out = make_matrix(*device, Activation::kFloat32, rows, columns);
-        device->rms_norm(in.matrix, rows, weight.data(), 1e-5f, out.matrix);
+        device->norm(in.matrix, rows, Norm::rms(weight.data(), 1e-5f), out.matrix);
         EXPECT_EQ(count_different(download(*device, out.matrix, rows),
                                   {expected.begin(), expected.begin() + static_cast<std::ptrdiff_t>(rows * columns)}),
                   0u)
@@ -45,7 +47,7 @@ TEST(RmsNorm, OfOnesIsTheWeight) {
   const auto device = make_cpu_device({1});
   const std::vector<float> weight = random_floats(48, 2);
   const OwnedMatrix in = upload(*device, std::vector<float>(48, 1.0f), 48), out = make_matrix(*device, Activation::kFloat32, 1, 48);
-  device->rms_norm(in.matrix, 1, weight.data(), 0.0f, out.matrix);
+  device->norm(in.matrix, 1, Norm::rms(weight.data(), 0.0f), out.matrix);
   EXPECT_EQ(download(*device, out.matrix, 1), weight);
 }
 
@@ -56,11 +58,60 @@ TEST(RmsNorm, QuantisesItsOutputAsConvertDoes) {
     const OwnedMatrix in = upload(*device, x, 576), floats = make_matrix(*device, Activation::kFloat32, 40, 576);
     const OwnedMatrix blocks = make_matrix(*device, Activation::kInt8Blocks, 40, 576),
                       converted = make_matrix(*device, Activation::kInt8Blocks, 40, 576);
-    device->rms_norm(in.matrix, 40, weight.data(), 1e-5f, floats.matrix);
+    device->norm(in.matrix, 40, Norm::rms(weight.data(), 1e-5f), floats.matrix);
     device->convert(floats.matrix, 40, converted.matrix);
-    device->rms_norm(in.matrix, 40, weight.data(), 1e-5f, blocks.matrix);
+    device->norm(in.matrix, 40, Norm::rms(weight.data(), 1e-5f), blocks.matrix);
     EXPECT_EQ(count_different(download(*device, blocks.matrix, 40), download(*device, converted.matrix, 40)), 0u);
   }
+}
+
+/// By the definition of N3; null vectors are ones and zeros.
+std::vector<float> layer_norm(const std::vector<float>& x, std::size_t columns, const float* weight, const float* bias) {
+  std::vector<float> out;
+  for (std::size_t first = 0; first < x.size(); first += columns) {
+    const float mean = sum_in_lanes(&x[first], columns, false) / static_cast<float>(columns);
+    std::vector<float> centred;
+    for (std::size_t i = 0; i < columns; ++i) centred.push_back(x[first + i] - mean);
+    const float inverse = 1.0f / std::sqrt(sum_of_squares(centred.data(), columns) / static_cast<float>(columns) + 1e-5f);
+    for (std::size_t i = 0; i < columns; ++i) {
+      float value = centred[i] * inverse;
+      if (weight != nullptr) value = value * weight[i];
+      if (bias != nullptr) value = value + bias[i];
+      out.push_back(value);
+    }
+  }
+  return out;
+}
+
+TEST(LayerNorm, GivesTheBitsOfTheDefinitionWithAndWithoutWeightAndBias) {
+  for (const std::size_t columns : {1, 20, 33, 64, 288, 576}) {
+    std::vector<float> x = random_floats(19 * columns, 1, 3.0f);
+    for (float& value : x) value += 5.0f;
+    const std::vector<float> weight = random_floats(columns, 2), bias = random_floats(columns, 3);
+    for (const bool with_weight : {false, true}) {
+      for (const bool with_bias : {false, true}) {
+        const float* w = with_weight ? weight.data() : nullptr;
+        const float* b = with_bias ? bias.data() : nullptr;
+        const std::vector<float> expected = layer_norm(x, columns, w, b);
+        for (const CpuOptions& options : all_options()) {
+          const auto device = make_cpu_device(options);
+          const OwnedMatrix in = upload(*device, x, columns), out = make_matrix(*device, Activation::kFloat32, 19, columns);
+          device->norm(in.matrix, 19, Norm::layer(w, b, 1e-5f), out.matrix);
+          EXPECT_EQ(count_different(download(*device, out.matrix, 19), expected), 0u) << device->description() << " " << columns;
+        }
+      }
+    }
+  }
+}
+
+TEST(LayerNorm, HasMeanZeroAndVarianceOne) {
+  const auto device = make_cpu_device({1});
+  const OwnedMatrix in = upload(*device, random_floats(1000, 7, 9.0f), 1000), out = make_matrix(*device, Activation::kFloat32, 1, 1000);
+  device->norm(in.matrix, 1, Norm::layer(nullptr, nullptr, 0.0f), out.matrix);
+  double sum = 0, squares = 0;
+  for (const float value : download(*device, out.matrix, 1)) sum += value, squares += double{value} * value;
+  EXPECT_NEAR(sum, 0.0, 1e-3);
+  EXPECT_NEAR(squares / 1000, 1.0, 1e-5);
 }
 
 TEST(Convert, QuantisesByTheDefinition) {
@@ -95,7 +146,7 @@ TEST(Swiglu, IsNearTheFormulaAndTheSameOnEveryInstructionSet) {
   const std::vector<float> x = random_floats(20 * 2 * n, 5, 12.0f);
   const auto plain = make_cpu_device({1, Isa::kPortable});
   const OwnedMatrix first_in = upload(*plain, x, 2 * n), first_out = make_matrix(*plain, Activation::kFloat32, 20, n);
-  plain->swiglu(first_in.matrix, 20, first_out.matrix);
+  plain->gated(Nonlinearity::kSilu, first_in.matrix, 20, first_out.matrix);
   const std::vector<float> expected = download(*plain, first_out.matrix, 20);
   for (std::size_t t = 0; t < 20; ++t) {
     for (std::size_t i = 0; i < n; ++i) {
@@ -106,9 +157,90 @@ TEST(Swiglu, IsNearTheFormulaAndTheSameOnEveryInstructionSet) {
   for (const CpuOptions& options : all_options()) {
     const auto device = make_cpu_device(options);
     const OwnedMatrix in = upload(*device, x, 2 * n), out = make_matrix(*device, Activation::kFloat32, 20, n);
-    device->swiglu(in.matrix, 20, out.matrix);
+    device->gated(Nonlinearity::kSilu, in.matrix, 20, out.matrix);
     EXPECT_EQ(count_different(download(*device, out.matrix, 20), expected), 0u) << device->description();
   }
+}
+
+constexpr Nonlinearity kFunctions[] = {Nonlinearity::kSilu, Nonlinearity::kGelu, Nonlinearity::kGeluTanh, Nonlinearity::kRelu};
+
+double exact(Nonlinearity function, double x) {
+  switch (function) {
+    case Nonlinearity::kSilu: return x / (1.0 + std::exp(-x));
+    case Nonlinearity::kGelu: return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
+    case Nonlinearity::kGeluTanh:
+      // The same as x / 2 * (1 + tanh(u)), without its cancellation.
+      return x / (1.0 + std::exp(-2.0 * std::sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+    case Nonlinearity::kRelu: return std::max(x, 0.0);
+  }
+  return 0.0;
+}
+
+/// function(x), or of its first half times the second, on one device.
+std::vector<float> activated(Device& device, Nonlinearity function, const std::vector<float>& x, std::size_t rows, bool is_gated) {
+  const std::size_t columns = x.size() / rows, n = is_gated ? columns / 2 : columns;
+  const OwnedMatrix in = upload(device, x, columns), out = make_matrix(device, Activation::kFloat32, rows, n);
+  if (is_gated) {
+    device.gated(function, in.matrix, rows, out.matrix);
+  } else {
+    device.activate(function, in.matrix, rows, out.matrix);
+  }
+  return download(device, out.matrix, rows);
+}
+
+TEST(Activate, IsNearTheFunctionOverItsWholeRange) {
+  std::vector<float> x;
+  for (int i = -400'000; i <= 400'000; ++i) x.push_back(static_cast<float>(i) * 4e-5f);
+  for (const float special : {0.0f, -0.0f, 1e-30f, -1e-30f, 100.0f, 3e38f}) x.push_back(special);
+  const auto device = make_cpu_device({1});
+  for (const Nonlinearity function : kFunctions) {
+    const std::vector<float> found = activated(*device, function, x, 1, false);
+    double worst = 0;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double expected = exact(function, double{x[i]});
+      if (std::fabs(expected) < 1e-30) continue;  // subnormal tails
+      worst = std::max(worst, std::fabs(found[i] - expected) / std::fabs(expected));
+    }
+    // exp's argument carries the error of the cubic, which counts where the result is all but gone: at x = -10, u is 43.
+    EXPECT_LE(worst, function == Nonlinearity::kGeluTanh ? 2e-5 : 6e-7) << name_of(function);
+    std::printf("%s: relative error at most %.2g\n", std::string(name_of(function)).c_str(), worst);
+  }
+}
+
+TEST(Activate, GivesTheSameBitsOnEveryInstructionSetForEverySize) {
+  const auto plain = make_cpu_device({1, Isa::kPortable});
+  for (const std::size_t n : {1, 15, 16, 33, 97}) {
+    std::vector<float> x = random_floats(20 * 2 * n, 5, 12.0f);
+    const float specials[] = {INFINITY, -INFINITY, 200.0f, -200.0f, -0.0f};
+    std::copy(std::begin(specials), std::end(specials), x.begin());
+    x.back() = std::nanf("");
+    for (const Nonlinearity function : kFunctions) {
+      for (const bool is_gated : {false, true}) {
+        const std::vector<float> expected = activated(*plain, function, x, 20, is_gated);
+        for (const CpuOptions& options : all_options()) {
+          const auto device = make_cpu_device(options);
+          EXPECT_EQ(count_different(activated(*device, function, x, 20, is_gated), expected), 0u)
+              << device->description() << " " << name_of(function) << " " << n;
+        }
+      }
+    }
+  }
+}
+
+TEST(Activate, WithAGateIsTheProductOfTheTwo) {
+  const auto device = make_cpu_device({1});
+  const std::vector<float> x = random_floats(3 * 2 * 40, 6, 4.0f);
+  for (const Nonlinearity function : kFunctions) {
+    const std::vector<float> all = activated(*device, function, x, 3, false), gated = activated(*device, function, x, 3, true);
+    for (std::size_t i = 0; i < gated.size(); ++i)
+      EXPECT_EQ(gated[i], all[i / 40 * 80 + i % 40] * x[i / 40 * 80 + 40 + i % 40]) << name_of(function);
+  }
+}
+
+TEST(Activate, KeepsNotANumber) {
+  const auto device = make_cpu_device({1});
+  for (const Nonlinearity function : kFunctions)
+    EXPECT_TRUE(std::isnan(activated(*device, function, {std::nanf("")}, 1, false)[0])) << name_of(function);
 }
 
 TEST(Add, AddsTheBiasToTheDeltaFirst) {
@@ -124,6 +256,22 @@ TEST(Add, AddsTheBiasToTheDeltaFirst) {
   }
 }
 
+TEST(AddNorm, OfALayerNormGivesTheBitsOfTheTwoOps) {
+  const std::vector<float> x = random_floats(5 * 50, 1), delta = random_floats(5 * 50, 2), vectors = random_floats(150, 3);
+  const Norm norm = Norm::layer(&vectors[50], &vectors[100], 1e-5f);
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    const OwnedMatrix one = upload(*device, x, 50), two = upload(*device, x, 50), from = upload(*device, delta, 50);
+    const OwnedMatrix fused = make_matrix(*device, Activation::kFloat32, 5, 50),
+                      separate = make_matrix(*device, Activation::kFloat32, 5, 50);
+    device->add_norm(one.matrix, from.matrix, 5, vectors.data(), norm, fused.matrix);
+    device->add(two.matrix, from.matrix, 5, vectors.data());
+    device->norm(two.matrix, 5, norm, separate.matrix);
+    EXPECT_EQ(count_different(download(*device, one.matrix, 5), download(*device, two.matrix, 5)), 0u);
+    EXPECT_EQ(count_different(download(*device, fused.matrix, 5), download(*device, separate.matrix, 5)), 0u);
+  }
+}
+
 TEST(AddRmsNorm, GivesTheBitsOfTheTwoOps) {
   const std::vector<float> x = random_floats(5 * 64, 1), delta = random_floats(5 * 64, 2), bias = random_floats(64, 3),
                            weight = random_floats(64, 4);
@@ -132,9 +280,9 @@ TEST(AddRmsNorm, GivesTheBitsOfTheTwoOps) {
     for (const Activation type : {Activation::kFloat32, Activation::kInt8Blocks}) {
       const OwnedMatrix from = upload(*device, delta, 64), one = upload(*device, x, 64), two = upload(*device, x, 64);
       const OwnedMatrix fused = make_matrix(*device, type, 5, 64), separate = make_matrix(*device, type, 5, 64);
-      device->add_rms_norm(one.matrix, from.matrix, 5, bias.data(), weight.data(), 1e-5f, fused.matrix);
+      device->add_norm(one.matrix, from.matrix, 5, bias.data(), Norm::rms(weight.data(), 1e-5f), fused.matrix);
       device->add(two.matrix, from.matrix, 5, bias.data());
-      device->rms_norm(two.matrix, 5, weight.data(), 1e-5f, separate.matrix);
+      device->norm(two.matrix, 5, Norm::rms(weight.data(), 1e-5f), separate.matrix);
       EXPECT_EQ(count_different(download(*device, one.matrix, 5), download(*device, two.matrix, 5)), 0u);
       EXPECT_EQ(count_different(download(*device, fused.matrix, 5), download(*device, separate.matrix, 5)), 0u);
     }

@@ -1,7 +1,9 @@
-// A GGUF file, its metadata as a configuration and a tokenizer, and the bytes of its first tensors.
+// A GGUF file, its metadata as a configuration and a tokenizer, and the bytes of its tensors; and the same input as the two parts of a
+// split model, the second of which begins at the second magic number.
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,9 +13,11 @@
 
 using namespace lockstep;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+namespace {
+
+void read_all(std::vector<engine::InputFile> parts) {
   try {
-    const engine::GgufFile file = engine::read_gguf(fuzz::memory_file(data, size));
+    const engine::GgufFile file = engine::read_gguf(std::move(parts));
     for (const engine::StoredTensor& tensor : file.tensors->tensors()) {
       std::vector<std::byte> bytes(tensor.bytes);  // within the file, so small here
       file.tensors->read_rows(tensor, 0, tensor.rows(), 0, tensor.columns(), bytes);
@@ -25,5 +29,19 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     engine::spec_from_gguf(file);
   } catch (const std::exception&) {
   }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  std::vector<engine::InputFile> whole;
+  whole.push_back(fuzz::memory_file(data, size));
+  read_all(std::move(whole));
+  const std::size_t second = std::string_view(reinterpret_cast<const char*>(data), size).find("GGUF", 4);
+  if (second == std::string_view::npos) return 0;
+  std::vector<engine::InputFile> parts;
+  parts.push_back(fuzz::memory_file(data, second));
+  parts.push_back(fuzz::memory_file(data + second, size - second));
+  read_all(std::move(parts));
   return 0;
 }

@@ -1,4 +1,4 @@
-// config.json, generation_config.json and tokenizer_config.json.
+// config.json (also for its quantization_config), generation_config.json and tokenizer_config.json.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "engine/model/hf_config.h"
+#include "engine/weights/quantisation.h"
 
 using namespace lockstep;
 
@@ -22,6 +23,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   try {
     engine::merge_generation_config(engine::generation_config_from_json(text, "fuzz"), "fuzz", spec);
+  } catch (const std::exception&) {
+  }
+  try {
+    engine::quantisation_from_config(text, "fuzz");
   } catch (const std::exception&) {
   }
   try {

@@ -48,7 +48,7 @@ std::vector<Golden> goldens() {
           {name, folder, answers / "golden.json", answers / "golden_logits.safetensors", answers / "golden_hidden.safetensors"});
   }
   for (const char* name : {"llama-gqa-F32", "llama-gqa-F16", "llama-gqa-BF16", "gqa288-F32", "gqa288-F16", "gqa288-BF16", "gqa288-Q8_0",
-                           "gqa288-Q4_0", "gqa288-Q4_1"}) {
+                           "gqa288-Q4_0", "gqa288-Q4_1", "gqa288-Q5_0", "kquant256-Q4_K", "kquant256-Q5_K", "kquant256-Q6_K"}) {
     const fs::path stem = (fs::exists(root / "gguf" / "models") ? root / "gguf" / "models" : root / "gguf") / name;
     if (fs::exists(stem.string() + ".gguf")) {
       found.push_back({name, stem.string() + ".gguf", stem.string() + ".golden.json", stem.string() + ".golden.safetensors", ""});

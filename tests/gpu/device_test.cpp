@@ -62,7 +62,7 @@ std::vector<float> first_rows(const std::vector<float>& values, std::size_t coun
 // ------------------------------------------------------------------------------------------------------------ rows
 
 struct RowResults {
-  std::vector<float> normed, sum, sum_normed, biased, biased_normed, gated;
+  std::vector<float> normed, sum, sum_normed, biased, biased_normed, layer_normed, gated, activated;
 };
 
 RowResults row_results(Device& device, std::size_t columns, Activation type) {
@@ -71,22 +71,26 @@ RowResults row_results(Device& device, std::size_t columns, Activation type) {
   RowResults results;
   const OwnedMatrix from = upload(device, delta, columns), out = make_matrix(device, type, kRows, columns);
   const OwnedMatrix plain = upload(device, x, columns);
-  device.rms_norm(plain.matrix, kRows, weight.data(), 1e-5f, out.matrix);
+  device.norm(plain.matrix, kRows, Norm::rms(weight.data(), 1e-5f), out.matrix);
   results.normed = download(device, out.matrix, kRows);
   device.add(plain.matrix, from.matrix, kRows, nullptr);
   results.sum = download(device, plain.matrix, kRows);
   device.add(plain.matrix, from.matrix, kRows, bias.data());
   results.biased = download(device, plain.matrix, kRows);
   const OwnedMatrix fused = upload(device, x, columns);
-  device.add_rms_norm(fused.matrix, from.matrix, kRows, nullptr, weight.data(), 1e-5f, out.matrix);
+  device.add_norm(fused.matrix, from.matrix, kRows, nullptr, Norm::rms(weight.data(), 1e-5f), out.matrix);
   results.sum_normed = download(device, out.matrix, kRows);
   EXPECT_EQ(count_different(download(device, fused.matrix, kRows), results.sum), 0u);
-  device.add_rms_norm(fused.matrix, from.matrix, kRows, bias.data(), weight.data(), 1e-5f, out.matrix);
+  device.add_norm(fused.matrix, from.matrix, kRows, bias.data(), Norm::rms(weight.data(), 1e-5f), out.matrix);
   results.biased_normed = download(device, out.matrix, kRows);
   EXPECT_EQ(count_different(download(device, fused.matrix, kRows), results.biased), 0u);
+  device.norm(plain.matrix, kRows, Norm::layer(weight.data(), bias.data(), 1e-5f), out.matrix);
+  results.layer_normed = download(device, out.matrix, kRows);
   const OwnedMatrix gate_up = upload(device, random_floats(kRows * 2 * columns, 5, 12.0f), 2 * columns);
-  device.swiglu(gate_up.matrix, kRows, out.matrix);
+  device.gated(Nonlinearity::kSilu, gate_up.matrix, kRows, out.matrix);
   results.gated = download(device, out.matrix, kRows);
+  device.activate(Nonlinearity::kGelu, plain.matrix, kRows, out.matrix);
+  results.activated = download(device, out.matrix, kRows);
   return results;
 }
 
@@ -95,7 +99,7 @@ TEST_F(DeviceOnGpu, NormsSumsAndGatesInFloat32HaveTheBitsOfTheCpu) {
     const RowResults found = row_results(gpu(), columns, Activation::kFloat32),
                      expected = row_results(cpu(), columns, Activation::kFloat32);
     for (const auto member : {&RowResults::normed, &RowResults::sum, &RowResults::sum_normed, &RowResults::biased,
-                              &RowResults::biased_normed, &RowResults::gated}) {
+                              &RowResults::biased_normed, &RowResults::layer_normed, &RowResults::gated, &RowResults::activated}) {
       EXPECT_EQ(count_different(found.*member, expected.*member), 0u) << columns;
     }
   }
@@ -110,7 +114,11 @@ TEST_F(DeviceOnGpu, NormsAndGatesIn16BitsAreNearThoseOfTheCpu) {
           ASSERT_NEAR((found.*member)[i], (expected.*member)[i], unit_of(type) * std::fabs((expected.*member)[i]) + 0x1p-24f) << columns;
         }
       }
+      for (std::size_t i = 0; i < found.layer_normed.size(); ++i) {  // the bias may take most of a value away
+        ASSERT_NEAR(found.layer_normed[i], expected.layer_normed[i], unit_of(type) * std::fabs(expected.layer_normed[i]) + 0x1p-20f);
+      }
       EXPECT_EQ(count_different(found.gated, rounded(expected.gated, type)), 0u) << columns;
+      EXPECT_EQ(count_different(found.activated, rounded(expected.activated, type)), 0u) << columns;
     }
   }
 }
@@ -278,7 +286,7 @@ TEST_F(DeviceOnGpu, ARecordedStepComputesTheStepThatBeganLast) {
       const StepRows rows = device.begin_step(batch);
       device.run_step([&] {
         device.embed(table.get(), 0, x.matrix);
-        device.rms_norm(x.matrix, rows.tokens, weight.data(), 1e-5f, out.matrix);
+        device.norm(x.matrix, rows.tokens, Norm::rms(weight.data(), 1e-5f), out.matrix);
       });
       const std::vector<float> values = first_rows(download(device, out.matrix, rows.tokens), 3 * 96);
       all.insert(all.end(), values.begin(), values.end());

@@ -68,20 +68,24 @@ int mpirun(const std::string& program, const Part& part, const std::string& beha
   }
   int exit_code = 0;
   int status = 0;
+  std::string announcement;
   for (pid_t pid = 0; (pid = wait(&status)) > 0;) {
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       if (ranks[rank] != pid || !WIFSIGNALED(status) || exit_code != 0) continue;
       exit_code = 128 + WTERMSIG(status);
-      std::fprintf(stderr, "%s\nmpirun noticed that process rank %zu with PID 0 on node here exited on signal %d (%s).\n%s\n", rule.c_str(),
-                   rank, WTERMSIG(status), strsignal(WTERMSIG(status)), rule.c_str());
+      announcement = rule + "\nmpirun noticed that process rank " + std::to_string(rank) + " with PID 0 on node here exited on signal " +
+                     std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ").\n" + rule + "\n";
+      if (part.behaviour == "die-unseen") kill(ranks.back(), SIGKILL);  // it takes the others down one by one, and tells when all are gone
     }
     if (WIFEXITED(status) && exit_code == 0) exit_code = WEXITSTATUS(status);
   }
+  std::fputs(announcement.c_str(), stderr);
   return exit_code;
 }
 
 int rank_main(const Part& part, int rank) {
   const char* socket_path = std::getenv(control::kEnvironmentVariable.data());
+  if (part.behaviour == "die-unseen" && rank == part.about) std::this_thread::sleep_for(milliseconds(400)), raise(SIGKILL);
   RankControl rank_control({rank, part.num_ranks, socket_path == nullptr ? "" : socket_path, nullptr});
   std::atomic<bool> aborted{false};
   rank_control.on_abort([&](std::string_view) { aborted = true; });

@@ -62,6 +62,14 @@ TEST(Supervisor, ARankThatLeavesWithoutAWordDied) {
   EXPECT_THAT(job.log(), HasSubstr("rank 2 died (step 3"));
 }
 
+TEST(Supervisor, ARankThatDiedBeforeItsFirstWordIsNamed) {
+  Job job("die-unseen:0");  // the first to be missed is rank 2, which mpirun kills
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(job.log(), HasSubstr("rank 0 died (not started): signal 9, Killed"));
+  EXPECT_THAT(job.log(), Not(HasSubstr("rank 2 died")));
+  EXPECT_THAT(job.processes(), testing::IsEmpty());
+}
+
 TEST(Supervisor, AFailedRankKeepsItsOwnMessage) {
   Job job("fail:0");
   EXPECT_EQ(job.wait(), 1);

@@ -46,6 +46,7 @@ struct NormCase {
   std::size_t rows, columns;
   bool bias;
   Activation type;
+  device::Norm::Kind kind = device::Norm::Kind::kRms;
 };
 
 /// x and out after the op in one call, or in two.
@@ -59,13 +60,15 @@ std::vector<std::byte> run_norm(device::Device& device, Communicator& communicat
   fill(operands.weight, 3);
   check(cudaMemset(operands.out.data(), 0, operands.out.size_bytes()), "clearing");
   const float* bias = each.bias ? operands.bias.as<float>() : nullptr;
-  const ResidualNorm then{operands.matrix(operands.x), bias, operands.weight.as<float>(), 1e-5f, operands.matrix(operands.out, each.type)};
+  const device::Norm norm{each.kind, operands.weight.as<float>(),
+                          each.kind == device::Norm::Kind::kLayer ? operands.weight.as<float>() : nullptr, 1e-5f};
+  const ResidualNorm then{operands.matrix(operands.x), bias, norm, operands.matrix(operands.out, each.type)};
   const Matrix partial = operands.matrix(operands.partial);
   if (in_one) {
     communicator.all_reduce_add_norm(device, tree.sum, partial, each.rows, then);
   } else {
     communicator.all_reduce(tree.sum, operands.partial.as<float>(), each.rows * each.columns);
-    device.add_rms_norm(then.x, partial, each.rows, then.bias, then.weight, then.eps, then.out);
+    device.add_norm(then.x, partial, each.rows, then.bias, then.norm, then.out);
   }
   device.synchronize();
   std::vector<std::byte> result = bytes_of(operands.x);
@@ -99,9 +102,14 @@ class GpuNorm : public testing::Test {
 };
 
 TEST_F(GpuNorm, OneKernelGivesTheBitsOfTheTwoCalls) {
-  const std::vector<NormCase> cases = {{1, 64, false, Activation::kFloat32},   {3, 576, true, Activation::kFloat32},
-                                       {2, 2048, true, Activation::kBFloat16}, {5, 1100, false, Activation::kFloat16},
-                                       {1, 37, true, Activation::kFloat32},    {9, 130, true, Activation::kBFloat16}};
+  const std::vector<NormCase> cases = {{1, 64, false, Activation::kFloat32},
+                                       {3, 576, true, Activation::kFloat32},
+                                       {2, 2048, true, Activation::kBFloat16},
+                                       {5, 1100, false, Activation::kFloat16},
+                                       {1, 37, true, Activation::kFloat32},
+                                       {9, 130, true, Activation::kBFloat16},
+                                       {3, 576, true, Activation::kFloat32, device::Norm::Kind::kLayer},
+                                       {2, 1100, false, Activation::kBFloat16, device::Norm::Kind::kLayer}};
   const TableFile one_shot("0 one_shot\n");
   for (const int size : is_slow ? std::vector<int>{2} : std::vector<int>{2, 3, 4}) {
     const conformance::SharedTree tree(9, size);

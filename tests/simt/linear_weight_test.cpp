@@ -1,4 +1,6 @@
 // Weights on their way to the GPU, and embeddings from their packed order.
+#include <atomic>
+#include <cstring>
 #include <set>
 
 #include <gtest/gtest.h>
@@ -82,6 +84,22 @@ TEST_P(WeightOfType, PacksEveryNumberToAPlaceOfItsOwn) {
     }
     EXPECT_EQ(bits, 8u) << "byte " << at;
   }
+}
+
+TEST_P(WeightOfType, IsTheSameBytesWhateverTheNumberOfThreadsThatLoadIt) {
+  const DType dtype = GetParam();
+  const StoredWeight w = reference::make_weight(dtype, 1000, 512, reference::make_leaves(dtype, 512, 3), 5);
+  const auto alone = load_cuda_weight(w.spec, w.reader());
+  device::cpu::ThreadPool threads(3);
+  std::atomic<std::size_t> rows{0};
+  const auto read = [&](std::size_t first, std::size_t count, std::span<std::byte> to) {
+    rows += count;
+    w.reader()(first, count, to);
+  };
+  const auto together = load_cuda_weight(w.spec, read, PlainRows::kDrop, &threads);
+  EXPECT_EQ(rows, 1000u);
+  ASSERT_EQ(together->size_bytes(), alone->size_bytes());
+  EXPECT_EQ(std::memcmp(together->data(), alone->data(), alone->size_bytes()), 0);  // an emulated GPU's memory is the host's
 }
 
 TEST_P(WeightOfType, IsReadInPiecesThatCoverEveryRowOnce) {

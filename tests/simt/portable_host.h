@@ -378,6 +378,8 @@ inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigne
 inline int __float_as_int(float value) { return __builtin_bit_cast(int, value); }
 inline float __uint_as_float(unsigned value) { return __builtin_bit_cast(float, value); }
 inline float __int_as_float(int value) { return __builtin_bit_cast(float, value); }
+inline long long __double_as_longlong(double value) { return __builtin_bit_cast(long long, value); }
+inline double __longlong_as_double(long long value) { return __builtin_bit_cast(double, value); }
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __popcll(unsigned long long value) { return __builtin_popcountll(value); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(static_cast<unsigned>(value)); }

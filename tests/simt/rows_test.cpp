@@ -24,16 +24,16 @@ class CudaRows : public ::testing::Test {
   std::unique_ptr<Device> cpu_ = make_cpu_device({1});
   TestStream stream_;
 
-  /// x and rms_norm(x) after x += delta (+ bias), by the CPU device.
+  /// x and norm(x) after x += delta (+ bias), by the CPU device.
   std::pair<std::vector<float>, std::vector<float>> expected_norm(const std::vector<float>& x, const std::vector<float>& delta,
-                                                                  const float* bias, const std::vector<float>& weight) {
-    const reference::OwnedMatrix in = reference::upload(*cpu_, x, weight.size());
-    const reference::OwnedMatrix out = reference::make_matrix(*cpu_, Activation::kFloat32, kRows, weight.size());
+                                                                  const float* bias, const Norm& norm, std::size_t columns) {
+    const reference::OwnedMatrix in = reference::upload(*cpu_, x, columns);
+    const reference::OwnedMatrix out = reference::make_matrix(*cpu_, Activation::kFloat32, kRows, columns);
     if (delta.empty()) {
-      cpu_->rms_norm(in.matrix, kRows, weight.data(), 1e-5f, out.matrix);
+      cpu_->norm(in.matrix, kRows, norm, out.matrix);
     } else {
-      const reference::OwnedMatrix from = reference::upload(*cpu_, delta, weight.size());
-      cpu_->add_rms_norm(in.matrix, from.matrix, kRows, bias, weight.data(), 1e-5f, out.matrix);
+      const reference::OwnedMatrix from = reference::upload(*cpu_, delta, columns);
+      cpu_->add_norm(in.matrix, from.matrix, kRows, bias, norm, out.matrix);
     }
     return {reference::download(*cpu_, in.matrix, kRows), reference::download(*cpu_, out.matrix, kRows)};
   }
@@ -47,26 +47,45 @@ class CudaRows : public ::testing::Test {
   }
 };
 
+/// A norm's vectors on both sides, and the norms that are made of them.
+struct NormVectors {
+  explicit NormVectors(std::size_t columns) : weight(random_floats(columns, 4)), bias(random_floats(columns, 5)) {}
+  std::vector<float> weight, bias;
+  DeviceMemory device_weight = to_device(weight), device_bias = to_device(bias);
+
+  std::vector<std::pair<Norm, Norm>> norms() const {  // {for the CPU, for the GPU}
+    std::vector<std::pair<Norm, Norm>> all{{Norm::rms(weight.data(), 1e-5f), Norm::rms(device_weight.as<float>(), 1e-5f)}};
+    all.push_back({Norm::layer(weight.data(), bias.data(), 1e-5f), Norm::layer(device_weight.as<float>(), device_bias.as<float>(), 1e-5f)});
+    all.push_back({Norm::layer(weight.data(), nullptr, 1e-5f), Norm::layer(device_weight.as<float>(), nullptr, 1e-5f)});
+    all.push_back({Norm::layer(nullptr, nullptr, 1e-5f), Norm::layer(nullptr, nullptr, 1e-5f)});
+    return all;
+  }
+};
+
 TEST_F(CudaRows, NormsAndSumsInFloat32HaveTheBitsOfTheCpuDevice) {
   for (const std::size_t columns : kWidths) {
-    const std::vector<float> x = random_floats(kRows * columns, 1, 3.0f), delta = random_floats(kRows * columns, 2),
-                             bias = random_floats(columns, 3), weight = random_floats(columns, 4);
-    const DeviceMemory device_bias = to_device(bias), device_weight = to_device(weight);
-    for (const std::size_t skip : {0, 1}) {
-      for (const bool with_delta : {false, true}) {
-        for (const bool with_bias : {false, true}) {
-          const auto [sums, norms] = expected_norm(x, with_delta ? delta : std::vector<float>{}, with_bias ? bias.data() : nullptr, weight);
-          const DeviceRows to = upload_rows(x, columns, skip), from = upload_rows(delta, columns);
-          const DeviceRows out = make_rows(Activation::kFloat32, kRows, columns);
-          if (with_delta) {
-            add_rms_norm(stream_.launch(), to.rows, from.rows, kRows, with_bias ? device_bias.as<float>() : nullptr,
-                         device_weight.as<float>(), 1e-5f, out.rows);
-          } else {
-            rms_norm(stream_.launch(), to.rows, kRows, device_weight.as<float>(), 1e-5f, out.rows);
+    std::vector<float> x = random_floats(kRows * columns, 1, 3.0f);
+    for (float& value : x) value += 1.0f;
+    const std::vector<float> delta = random_floats(kRows * columns, 2), bias = random_floats(columns, 3);
+    const NormVectors vectors(columns);
+    const DeviceMemory device_bias = to_device(bias);
+    for (const auto& [cpu_norm, gpu_norm] : vectors.norms()) {
+      for (const std::size_t skip : {0, 1}) {
+        for (const bool with_delta : {false, true}) {
+          for (const bool with_bias : {false, true}) {
+            const auto [sums, norms] =
+                expected_norm(x, with_delta ? delta : std::vector<float>{}, with_bias ? bias.data() : nullptr, cpu_norm, columns);
+            const DeviceRows to = upload_rows(x, columns, skip), from = upload_rows(delta, columns);
+            const DeviceRows out = make_rows(Activation::kFloat32, kRows, columns);
+            if (with_delta) {
+              add_norm(stream_.launch(), to.rows, from.rows, kRows, with_bias ? device_bias.as<float>() : nullptr, gpu_norm, out.rows);
+            } else {
+              norm(stream_.launch(), to.rows, kRows, gpu_norm, out.rows);
+            }
+            stream_.synchronize();
+            EXPECT_EQ(count_different(to.values(), sums), 0u) << columns;
+            EXPECT_EQ(count_different(out.values(), norms), 0u) << columns;
           }
-          stream_.synchronize();
-          EXPECT_EQ(count_different(to.values(), sums), 0u) << columns;
-          EXPECT_EQ(count_different(out.values(), norms), 0u) << columns;
         }
       }
     }
@@ -77,40 +96,45 @@ TEST_F(CudaRows, A16BitNormIsNearAndDependsNeitherOnAlignmentNorOnOtherRowsNorOn
   for (const Activation type : {Activation::kFloat16, Activation::kBFloat16}) {
     const float unit = type == Activation::kFloat16 ? 0x1p-11f : 0x1p-8f;
     for (const std::size_t columns : kWidths) {
-      const std::vector<float> x = random_floats(kRows * columns, 1, 3.0f), weight = random_floats(columns, 4);
-      const DeviceMemory device_weight = to_device(weight);
-      const std::vector<float> exact = expected_norm(x, {}, nullptr, weight).second;
-      const auto run = [&](std::size_t first_row, std::size_t skip) {
-        const DeviceRows in = upload_rows({x.begin() + static_cast<std::ptrdiff_t>(first_row * columns), x.end()}, columns, skip);
-        const DeviceRows out = make_rows(type, in.num_rows, columns);
-        rms_norm(stream_.launch(), in.rows, in.num_rows, device_weight.as<float>(), 1e-5f, out.rows);
-        stream_.synchronize();
-        return out.values();
-      };
-      const std::vector<float> norms = run(0, 0);
-      for (std::size_t i = 0; i < norms.size(); ++i) ASSERT_NEAR(norms[i], exact[i], unit * std::fabs(exact[i]) + 0x1p-24f) << columns;
-      EXPECT_EQ(run(0, 1), norms);
-      EXPECT_EQ(run(2, 0), std::vector<float>(norms.end() - static_cast<std::ptrdiff_t>(columns), norms.end()));
-      for (const simt::Schedule schedule : {simt::Schedule::kReverse, simt::Schedule::kRandom}) {
-        simt::config().schedule = schedule;
-        EXPECT_EQ(run(0, 0), norms);
+      const std::vector<float> x = random_floats(kRows * columns, 1, 3.0f);
+      const NormVectors vectors(columns);
+      for (const auto& [cpu_norm, gpu_norm] : vectors.norms()) {
+        const std::vector<float> exact = expected_norm(x, {}, nullptr, cpu_norm, columns).second;
+        const auto run = [&, gpu = gpu_norm](std::size_t first_row, std::size_t skip) {
+          const DeviceRows in = upload_rows({x.begin() + static_cast<std::ptrdiff_t>(first_row * columns), x.end()}, columns, skip);
+          const DeviceRows out = make_rows(type, in.num_rows, columns);
+          norm(stream_.launch(), in.rows, in.num_rows, gpu, out.rows);
+          stream_.synchronize();
+          return out.values();
+        };
+        const std::vector<float> norms = run(0, 0);
+        // A bias may take most of a value away, and then the fp32 rounding of the sums shows.
+        for (std::size_t i = 0; i < norms.size(); ++i) ASSERT_NEAR(norms[i], exact[i], unit * std::fabs(exact[i]) + 0x1p-20f) << columns;
+        EXPECT_EQ(run(0, 1), norms);
+        EXPECT_EQ(run(2, 0), std::vector<float>(norms.end() - static_cast<std::ptrdiff_t>(columns), norms.end()));
+        for (const simt::Schedule schedule : {simt::Schedule::kReverse, simt::Schedule::kRandom}) {
+          simt::config().schedule = schedule;
+          EXPECT_EQ(run(0, 0), norms);
+        }
+        simt::config().schedule = simt::Schedule::kForward;
       }
-      simt::config().schedule = simt::Schedule::kForward;
     }
   }
 }
 
 TEST_F(CudaRows, AFloat32NormIsTheSameUnderEverySchedule) {
   const std::size_t columns = 2052;
-  const std::vector<float> x = random_floats(kRows * columns, 1, 3.0f), weight = random_floats(columns, 4);
-  const DeviceMemory device_weight = to_device(weight);
-  const std::vector<float> expected = expected_norm(x, {}, nullptr, weight).second;
-  for (const simt::Schedule schedule : {simt::Schedule::kReverse, simt::Schedule::kRandom, simt::Schedule::kOneWarpFirst}) {
-    simt::config().schedule = schedule;
-    const DeviceRows in = upload_rows(x, columns), out = make_rows(Activation::kFloat32, kRows, columns);
-    rms_norm(stream_.launch(), in.rows, kRows, device_weight.as<float>(), 1e-5f, out.rows);
-    stream_.synchronize();
-    EXPECT_EQ(count_different(out.values(), expected), 0u);
+  const std::vector<float> x = random_floats(kRows * columns, 1, 3.0f);
+  const NormVectors vectors(columns);
+  for (const auto& [cpu_norm, gpu_norm] : vectors.norms()) {
+    const std::vector<float> expected = expected_norm(x, {}, nullptr, cpu_norm, columns).second;
+    for (const simt::Schedule schedule : {simt::Schedule::kReverse, simt::Schedule::kRandom, simt::Schedule::kOneWarpFirst}) {
+      simt::config().schedule = schedule;
+      const DeviceRows in = upload_rows(x, columns), out = make_rows(Activation::kFloat32, kRows, columns);
+      norm(stream_.launch(), in.rows, kRows, gpu_norm, out.rows);
+      stream_.synchronize();
+      EXPECT_EQ(count_different(out.values(), expected), 0u);
+    }
   }
 }
 
@@ -130,22 +154,26 @@ TEST_F(CudaRows, AddAddsTheBiasToTheDeltaFirst) {
   }
 }
 
-TEST_F(CudaRows, SwigluHasTheBitsOfTheCpuDeviceRoundedToTheOutput) {
+TEST_F(CudaRows, EveryFunctionHasTheBitsOfTheCpuDeviceRoundedToTheOutput) {
   for (const std::size_t n : {97, 128, 1100}) {
     std::vector<float> x = random_floats(kRows * 2 * n, 5, 12.0f);
-    x[0] = 200.0f;
-    x[1] = -200.0f;
-    x[2] = INFINITY;
-    x[3] = std::nanf("");
-    const reference::OwnedMatrix in = reference::upload(*cpu_, x, 2 * n);
-    const reference::OwnedMatrix floats = reference::make_matrix(*cpu_, Activation::kFloat32, kRows, n);
-    cpu_->swiglu(in.matrix, kRows, floats.matrix);
-    const std::vector<float> expected = reference::download(*cpu_, floats.matrix, kRows);
-    for (const Activation type : kTypes) {
-      const DeviceRows gate_up = upload_rows(x, 2 * n), out = make_rows(type, kRows, n);
-      swiglu(stream_.launch(), gate_up.rows, kRows, out.rows);
-      stream_.synchronize();
-      EXPECT_EQ(count_different(out.values(), rounded(expected, type)), 0u) << n << " " << name_of(type);
+    const float specials[] = {200.0f, -200.0f, INFINITY, -INFINITY, std::nanf(""), -0.0f, 1e-30f};
+    std::copy(std::begin(specials), std::end(specials), x.begin());
+    for (const Nonlinearity function : {Nonlinearity::kSilu, Nonlinearity::kGelu, Nonlinearity::kGeluTanh, Nonlinearity::kRelu}) {
+      for (const bool is_gated : {false, true}) {
+        const std::size_t in_columns = is_gated ? 2 * n : n, rows = is_gated ? kRows : 2 * kRows;
+        const reference::OwnedMatrix in = reference::upload(*cpu_, x, in_columns);
+        const reference::OwnedMatrix floats = reference::make_matrix(*cpu_, Activation::kFloat32, rows, n);
+        is_gated ? cpu_->gated(function, in.matrix, rows, floats.matrix) : cpu_->activate(function, in.matrix, rows, floats.matrix);
+        const std::vector<float> expected = reference::download(*cpu_, floats.matrix, rows);
+        for (const Activation type : kTypes) {
+          const DeviceRows from = upload_rows(x, in_columns), out = make_rows(type, rows, n);
+          is_gated ? gated(stream_.launch(), function, from.rows, rows, out.rows)
+                   : activate(stream_.launch(), function, from.rows, rows, out.rows);
+          stream_.synchronize();
+          EXPECT_EQ(count_different(out.values(), rounded(expected, type)), 0u) << n << " " << name_of(function) << " " << name_of(type);
+        }
+      }
     }
   }
 }
@@ -217,9 +245,9 @@ TEST_F(CudaRows, ARowOfNoColumnsHasNoTop) {
 TEST_F(CudaRows, NoRowsAreNoLaunch) {
   const DeviceRows x = upload_rows({}, 8);
   const DeviceMemory weight = to_device(std::vector<float>(8, 1.0f));
-  rms_norm(stream_.launch(), x.rows, 0, weight.as<float>(), 1e-5f, x.rows);
+  norm(stream_.launch(), x.rows, 0, Norm::rms(weight.as<float>(), 1e-5f), x.rows);
   convert(stream_.launch(), x.rows, 0, x.rows);
-  swiglu(stream_.launch(), x.rows, 0, x.rows);
+  gated(stream_.launch(), Nonlinearity::kSilu, x.rows, 0, x.rows);
   EXPECT_EQ(simt::counters().launches, 0u);
 }
 

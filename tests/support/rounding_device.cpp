@@ -32,16 +32,16 @@ class RoundingDevice final : public Device {
   }
   void embed(const Weight* table, std::int32_t first_id, const Matrix& out) override { inside_->embed(table, first_id, out); }
   void select_logit_rows(const Matrix& from, const Matrix& out) override { inside_->select_logit_rows(from, out); }
-  void rms_norm(const Matrix& x, std::size_t num_rows, const float* weight, float eps, const Matrix& out) override {
-    inside_->rms_norm(x, num_rows, weight, eps, plain(out));
+  void norm(const Matrix& x, std::size_t num_rows, const Norm& norm, const Matrix& out) override {
+    inside_->norm(x, num_rows, norm, plain(out));
     round(out, num_rows);
   }
   void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) override {
     inside_->add(x, delta, num_rows, bias);
   }
-  void add_rms_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const float* weight, float eps,
-                    const Matrix& out) override {
-    inside_->add_rms_norm(x, delta, num_rows, bias, weight, eps, plain(out));
+  void add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                const Matrix& out) override {
+    inside_->add_norm(x, delta, num_rows, bias, norm, plain(out));
     round(out, num_rows);
   }
   void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
@@ -56,8 +56,12 @@ class RoundingDevice final : public Device {
     inside_->attention(qkv, spec, cache, layer, plain(out));
     round(out, tokens_);
   }
-  void swiglu(const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
-    inside_->swiglu(gate_up, num_rows, plain(out));
+  void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
+    inside_->gated(function, gate_up, num_rows, plain(out));
+    round(out, num_rows);
+  }
+  void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override {
+    inside_->activate(function, x, num_rows, plain(out));
     round(out, num_rows);
   }
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
@@ -67,6 +71,14 @@ class RoundingDevice final : public Device {
   }
   void top_of_rows(const Matrix& logits, std::size_t num_rows) override { inside_->top_of_rows(logits, num_rows); }
   void read_tops(std::span<Top> tops) override { inside_->read_tops(tops); }
+  void prepare_selection(std::size_t max_rows, std::span<const SegmentRun> runs) override { inside_->prepare_selection(max_rows, runs); }
+  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override {
+    inside_->begin_selection(logits, selection, rank, num_ranks, maxima);
+  }
+  void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) override {
+    inside_->finish_selection(logits, selection, num_ranks, maxima);
+  }
+  void read_selection(std::span<std::byte> found) override { inside_->read_selection(found); }
 
  private:
   static Matrix plain(Matrix matrix) {

@@ -5,9 +5,9 @@
 
 namespace lockstep::comm::cuda {
 
-/// One shot, a block a row: x += sum (+ bias), out = rms_norm(x). `reduction` is of num_rows rows of norm.columns; its values are not
+/// One shot, a block a row: x += sum (+ bias), out = norm(x). `reduction` is of num_rows rows of norm.columns; its values are not
 /// written. Bytes: those of one_shot_kernel, less 4 count written, and those of norm_rows with a delta. Additions: (R - 1) count.
-template <class Out>
+template <device::Norm::Kind kKind, class Out>
 __global__ void __launch_bounds__(reduce_threads, 1)
     one_shot_norm_kernel(const __grid_constant__ IpcView view, const __grid_constant__ TreeProgram program, Reduction reduction,
                          std::size_t num_rows, const __grid_constant__ device::cuda::NormArguments norm,
@@ -34,12 +34,12 @@ __global__ void __launch_bounds__(reduce_threads, 1)
         const unsigned at = static_cast<unsigned>(begin + i);
         float v[4];
         device::cuda::load_four(x, at, norm.columns, norm.aligned, v);
-        device::cuda::add_to(delta, norm.bias, at, norm.columns, norm.aligned, v);
+        device::cuda::add_to(delta, norm.delta_bias, at, norm.columns, norm.aligned, v);
         device::cuda::store_four(x, at, norm.columns, norm.aligned, v);
       }
     }
     __syncthreads();  // the row is whole
-    device::cuda::norm_row(norm, x, nullptr, outputs.row(row));
+    device::cuda::norm_row<kKind>(norm, x, nullptr, outputs.row(row));
   }
   if (threadIdx.x == 0) view.epochs[blockIdx.x] = epoch;
 }

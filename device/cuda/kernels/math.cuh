@@ -1,6 +1,7 @@
 #pragma once
 
 #include "device/cuda/kernels/portable.h"
+#include "device/device.h"
 
 /// Elementary functions and the three types of activations. Everything is IEEE multiply, add, fused multiply-add, divide and square root.
 namespace lockstep::device::cuda {
@@ -12,7 +13,7 @@ constexpr float kRounder = 12582912.0f;
 /// 2^exponent * x, for a sum of exponents that fits.
 __device__ inline float power_of_two(int exponent) { return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23); }
 
-/// e^x: the polynomial of docs/numerics.md N4, with the bits of device/cpu/rows.inl.
+/// e^x: the polynomial of docs/numerics.md N4, with the bits of device/cpu/functions.inl.
 __device__ inline float exp_of(float x) {
   x = 89.0f < x ? 89.0f : x;  // NaN stays
   x = -104.0f > x ? -104.0f : x;
@@ -50,6 +51,43 @@ __device__ inline float exp2_of(float x) {
 }
 
 __device__ inline float silu(float x) { return x / (1.0f + exp_of(0.0f - x)); }
+
+/// x Phi(x), with Phi(-a) = e^(-a^2 / 2) t Q(t), t = 1 / (1 + 0.3 a): the Q of docs/numerics.md N4, with the bits of
+/// device/cpu/functions.inl.
+__device__ inline float gelu(float x) {
+  float a = fabsf(x);
+  a = 20.0f < a ? 20.0f : a;  // NaN stays; beyond it Phi(-a) is 0
+  const float square = a * a, rest = fmaf(a, a, 0.0f - square);
+  float e = exp_of(square * -0.5f);
+  e = fmaf(e, rest * -0.5f, e);
+  const float t = 1.0f / fmaf(a, 0.3f, 1.0f);
+  float q = -0.0209560245f;
+  q = fmaf(q, t, 0.114257455f);
+  q = fmaf(q, t, -0.23252441f);
+  q = fmaf(q, t, 0.19755058f);
+  q = fmaf(q, t, -0.0842134804f);
+  q = fmaf(q, t, 0.0987113863f);
+  q = fmaf(q, t, 0.0775179043f);
+  q = fmaf(q, t, 0.110418409f);
+  q = fmaf(q, t, 0.119550429f);
+  q = fmaf(q, t, 0.119687751f);
+  const float below = (e * t) * q;
+  return x * (__float_as_uint(x) >> 31 != 0 ? below : 1.0f - below);
+}
+
+/// The sigmoid of twice the argument of tanh, times x.
+__device__ inline float gelu_tanh(float x) {
+  const float inner = fmaf((x * x) * x, 0.044715f, x);
+  return x / (1.0f + exp_of(inner * -1.59576912f));
+}
+
+template <Nonlinearity kFunction>
+__device__ inline float activation_of(float x) {
+  if constexpr (kFunction == Nonlinearity::kSilu) return silu(x);
+  if constexpr (kFunction == Nonlinearity::kGelu) return gelu(x);
+  if constexpr (kFunction == Nonlinearity::kGeluTanh) return gelu_tanh(x);
+  return 0.0f > x ? 0.0f : x;  // NaN and -0 stay
+}
 
 // To the nearest, ties to even; and back, which is exact.
 template <class Element>

@@ -65,14 +65,22 @@ __device__ inline void add_four(const float* delta, const float* bias, unsigned 
   add_to(d, bias, at, columns, aligned, x);
 }
 
-/// Sums of squares of a row that a block goes through in pieces of kRowStep columns. There are two orders, chosen by the type of the output
-/// alone: that of docs/numerics.md N3, for fp32; and for 16-bit outputs a wider one: a chain for each thread, then its warp's tree
-/// (lanes apart 16, 8, 4, 2, 1), then the warps' sums ascending.
-template <class Out>
-class SquareSum {
+/// A sum over a row that a block goes through in pieces of kRowStep columns: of the numbers, or of their squares. There are two orders,
+/// chosen by the type of the output alone: that of docs/numerics.md N3, for fp32; and for 16-bit outputs a wider one: a chain for each
+/// thread, then its warp's tree (lanes apart 16, 8, 4, 2, 1), then the warps' sums ascending.
+enum class SumOf : unsigned char { kNumbers, kSquares };
+
+template <SumOf kOf>
+__device__ inline float add_term(float sum, float v) {
+  return kOf == SumOf::kSquares ? fmaf(v, v, sum) : sum + v;
+}
+
+template <SumOf kOf, class Out>
+class RowSum {
  public:
+  /// `v` behind the end of the row is +0, which changes no sum that began with +0.
   __device__ void take(const float (&v)[4], unsigned, unsigned) {
-    for (unsigned i = 0; i < 4; ++i) sum_ = fmaf(v[i], v[i], sum_);  // behind the end: 0 * 0 + sum is sum
+    for (unsigned i = 0; i < 4; ++i) sum_ = add_term<kOf>(sum_, v[i]);
   }
   __device__ float finish() const {
     LOCKSTEP_SHARED(float[kRowThreads / 32], warp_sums);
@@ -91,8 +99,8 @@ class SquareSum {
 
 /// N3: 16 lanes (column mod 16), each a chain ascending. The chains are serial, so threads 0 to 15 follow them in shared memory, which the
 /// block fills.
-template <>
-class SquareSum<float> {
+template <SumOf kOf>
+class RowSum<kOf, float> {
  public:
   __device__ void take(const float (&v)[4], unsigned at, unsigned columns) {
     LOCKSTEP_SHARED(float[kRowStep], piece);
@@ -101,7 +109,7 @@ class SquareSum<float> {
     __syncthreads();
     if (threadIdx.x >= 16) return;
     const unsigned first = at - 4 * threadIdx.x, count = min(columns - first, kRowStep);
-    for (unsigned i = threadIdx.x; i < count; i += 16) sum_ = fmaf(piece[i], piece[i], sum_);
+    for (unsigned i = threadIdx.x; i < count; i += 16) sum_ = add_term<kOf>(sum_, piece[i]);
   }
   __device__ float finish() const {
     LOCKSTEP_SHARED(float, total);
@@ -120,49 +128,88 @@ class SquareSum<float> {
 
 struct NormArguments {
   MutableRows<float> x;
-  ConstRows<float> delta;  // null: only the norm, x is not written
-  const float* bias;       // may be null
-  const float* weight;
+  ConstRows<float> delta;   // null: only the norm, x is not written
+  const float* delta_bias;  // may be null
+  const float* weight;      // null: ones
+  const float* bias;        // null: zeros
   float eps;
   unsigned columns;
   std::uint64_t aligned;  // 0 or 1. As wide as a pointer: without padding no word happens to look like an address
 };
 
-/// What a block does to a row: x += delta (+ bias) where there is a delta, out = x / sqrt(mean(x^2) + eps) * weight.
-template <class Out>
-__device__ inline void norm_row(const NormArguments& arguments, float* x, const float* delta, Out* out) {
+/// x += delta (+ bias) where there is a delta; returns the sum of the sums, or of their squares.
+template <SumOf kOf, class Out>
+__device__ inline float add_and_sum_row(const NormArguments& arguments, float* x, const float* delta) {
   const unsigned columns = arguments.columns;
   const bool aligned = arguments.aligned;
-  SquareSum<Out> squares;
+  RowSum<kOf, Out> sums;
   for (unsigned piece = 0; piece < columns; piece += kRowStep) {  // all threads go round as often: take() has barriers
     const unsigned at = piece + 4 * threadIdx.x;
     float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (at < columns) {
       load_four(x, at, columns, aligned, v);
       if (delta != nullptr) {
-        add_four(delta, arguments.bias, at, columns, aligned, v);
+        add_four(delta, arguments.delta_bias, at, columns, aligned, v);
         store_four(x, at, columns, aligned, v);
       }
     }
+    sums.take(v, at, columns);
+  }
+  return sums.finish();
+}
+
+/// The sum of (x - mean)^2.
+template <class Out>
+__device__ inline float sum_deviations(const float* x, float mean, unsigned columns, bool aligned) {
+  RowSum<SumOf::kSquares, Out> squares;
+  for (unsigned piece = 0; piece < columns; piece += kRowStep) {
+    const unsigned at = piece + 4 * threadIdx.x;
+    float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (at < columns) {
+      load_four(x, at, columns, aligned, v);
+      for (unsigned i = 0; i < 4; ++i) v[i] = at + i < columns ? v[i] - mean : 0.0f;
+    }
     squares.take(v, at, columns);
   }
-  const float mean = squares.finish() / static_cast<float>(columns);
-  const float inverse = 1.0f / sqrtf(mean + arguments.eps);
+  return squares.finish();
+}
+
+/// What a block does to a row: x += delta (+ bias) where there is a delta, out = norm(x).
+template <Norm::Kind kKind, class Out>
+__device__ inline void norm_row(const NormArguments& arguments, float* x, const float* delta, Out* out) {
+  constexpr bool kCentred = kKind == Norm::Kind::kLayer;
+  const unsigned columns = arguments.columns;
+  const bool aligned = arguments.aligned;
+  const float count = static_cast<float>(columns);
+  float mean = 0.0f, square;
+  if constexpr (kCentred) {
+    mean = add_and_sum_row<SumOf::kNumbers, Out>(arguments, x, delta) / count;
+    square = sum_deviations<Out>(x, mean, columns, aligned) / count;
+  } else {
+    square = add_and_sum_row<SumOf::kSquares, Out>(arguments, x, delta) / count;
+  }
+  const float inverse = 1.0f / sqrtf(square + arguments.eps);
   for (unsigned at = 4 * threadIdx.x; at < columns; at += kRowStep) {
-    float v[4], w[4];
+    float v[4], w[4], b[4];
     load_four(x, at, columns, aligned, v);
-    load_four(arguments.weight, at, columns, aligned, w);
-    for (unsigned i = 0; i < 4; ++i) v[i] = (v[i] * inverse) * w[i];
+    if (arguments.weight != nullptr) load_four(arguments.weight, at, columns, aligned, w);
+    if (kCentred && arguments.bias != nullptr) load_four(arguments.bias, at, columns, aligned, b);
+    for (unsigned i = 0; i < 4; ++i) {
+      if constexpr (kCentred) v[i] = v[i] - mean;
+      v[i] = v[i] * inverse;
+      if (arguments.weight != nullptr) v[i] = v[i] * w[i];
+      if (kCentred && arguments.bias != nullptr) v[i] = v[i] + b[i];
+    }
     store_four(out, at, columns, aligned, v);
   }
 }
 
-/// A block a row. Bytes: 4 n read of x, n of weight and out (fp32 weight), and with a delta 8 n more; x is read again from L1 or L2.
-/// Operations: 4 n, with a delta 5 n or 6 n.
-template <class Out>
+/// A block a row. Bytes: 4 n read of x, n of weight (and bias) and out (fp32 weight), and with a delta 8 n more; x is read again from L1 or
+/// L2. Operations: 4 n (kLayer: 8 n), with a delta n or 2 n more.
+template <Norm::Kind kKind, class Out>
 __global__ void __launch_bounds__(kRowThreads) norm_rows(NormArguments arguments, MutableRows<Out> outputs) {
   const float* delta = arguments.delta.data == nullptr ? nullptr : arguments.delta.row(blockIdx.x);
-  norm_row(arguments, arguments.x.row(blockIdx.x), delta, outputs.row(blockIdx.x));
+  norm_row<kKind>(arguments, arguments.x.row(blockIdx.x), delta, outputs.row(blockIdx.x));
 }
 
 /// Grid (rows, pieces of kRowStep columns). x += delta (+ bias). Bytes: 12 n a row. Operations: n, or 2 n.
@@ -177,18 +224,22 @@ __global__ void __launch_bounds__(kRowThreads)
   store_four(x.row(blockIdx.x), at, columns, aligned, v);
 }
 
-/// Grid (rows, pieces). out = silu(gate) * up. Bytes: 8 n + the size of n outputs a row. Operations: about 22 n.
-template <class Out>
+/// Grid (rows, pieces). out = function(gate) * up, or function(gate). Bytes: 8 n, or 4 n, + the size of n outputs a row. Operations: about
+/// 22 n; kGelu 45 n.
+template <Nonlinearity kFunction, class Out>
 __global__ void __launch_bounds__(kRowThreads)
-    swiglu_rows(ConstRows<float> gate_up, unsigned columns, bool aligned, MutableRows<Out> outputs) {
+    activate_rows(ConstRows<float> gate_up, bool has_up, unsigned columns, bool aligned, MutableRows<Out> outputs) {
   const unsigned at = blockIdx.y * kRowStep + 4 * threadIdx.x;
   if (at >= columns) return;
   const float* row = gate_up.row(blockIdx.x);
   float gate[4], up[4];
   load_four(row, at, columns, aligned, gate);
-  load_four(row + columns, at, columns, aligned, up);
-  for (unsigned i = 0; i < 4; ++i) up[i] = silu(gate[i]) * up[i];
-  store_four(outputs.row(blockIdx.x), at, columns, aligned, up);
+  if (has_up) load_four(row + columns, at, columns, aligned, up);
+  for (unsigned i = 0; i < 4; ++i) {
+    const float activated = activation_of<kFunction>(gate[i]);
+    gate[i] = has_up ? activated * up[i] : activated;
+  }
+  store_four(outputs.row(blockIdx.x), at, columns, aligned, gate);
 }
 
 /// Grid (rows, pieces). out row i = from row rows[i], or row i where `rows` is null, rounded to the type of out. Bytes: 4 n + the size of n

@@ -94,7 +94,8 @@ TEST(RequestParser, TokenIdsMustBeInTheVocabulary) {
 TEST(RequestParser, EverySamplingParameterArrives) {
   const SamplingParams s =
       good(with(R"("temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": -1,
-      "frequency_penalty": 2, "n": 3, "ignore_eos": true, "stop": ["a", "b"], "stop_token_ids": [4, 5], "logprobs": 5)"))
+      "frequency_penalty": 2, "n": 3, "ignore_eos": true, "stop": ["a", "b"], "stop_token_ids": [4, 5], "logprobs": 5,
+      "typical_p": 0.8, "no_repeat_ngram_size": 3, "logit_bias": {"7": -100, "5": 1.5}, "min_tokens": 6, "max_tokens": 6)"))
           .sampling;
   EXPECT_FLOAT_EQ(s.temperature, 0.5f);
   EXPECT_EQ(s.top_k, 40);
@@ -108,6 +109,10 @@ TEST(RequestParser, EverySamplingParameterArrives) {
   EXPECT_THAT(s.stop, ElementsAre("a", "b"));
   EXPECT_THAT(s.stop_token_ids, ElementsAre(4, 5));
   EXPECT_EQ(s.logprobs, 5);
+  EXPECT_FLOAT_EQ(s.typical_p, 0.8f);
+  EXPECT_EQ(s.no_repeat_ngram_size, 3u);
+  EXPECT_THAT(s.logit_bias, ElementsAre(std::pair(5, 1.5f), std::pair(7, -100.0f)));
+  EXPECT_EQ(s.min_tokens, 6u);
 }
 
 TEST(RequestParser, AbsentAndNullMeanTheDefaultOfTheModel) {
@@ -165,7 +170,16 @@ TEST(RequestParser, UnknownAndUnsupportedParametersAreNamedButNeutralValuesPass)
   expect_refused(with(R"("temprature": 1)"), "temprature", "unknown or unsupported parameter \"temprature\"");
   expect_refused(with(R"("echo": true)"), "echo", "echo is not supported, except false, but is true");
   expect_refused(with(R"("stream": true)"), "stream", "but is true");
-  expect_refused(with(R"("logit_bias": {"5": 1})"), "logit_bias", "logit_bias is not supported");
+  expect_refused(with(R"("logit_bias": [5])"), "logit_bias", "must be an object of token ids and biases");
+  expect_refused(with(R"("logit_bias": {"five": 1})"), "logit_bias", "as its keys, but is \"five\"");
+  expect_refused(with(R"("logit_bias": {"-1": 1})"), "logit_bias", "as its keys, but is \"-1\"");
+  expect_refused(with(R"("logit_bias": {"4000000000": 1})"), "logit_bias", "as its keys");
+  expect_refused(with(R"("logit_bias": {"5": 101})"), "logit_bias.5", "must be a number from -100.0 to 100.0, but is 101");
+  expect_refused(with(R"("logit_bias": {"5": 1, "05": 2})"), "logit_bias", "must name every token once");
+  expect_refused(with(R"("min_tokens": -1)"), "min_tokens", "must be a whole number");
+  expect_refused(with(R"("min_tokens": 6, "max_tokens": 5)"), "min_tokens", "must be at most max_tokens, but is 6 of 5");
+  expect_refused(with(R"("typical_p": 1.5)"), "typical_p", "must be a number from 0.0 to 1.0");
+  expect_refused(with(R"("no_repeat_ngram_size": 2.5)"), "no_repeat_ngram_size", "must be a whole number");
   expect_refused(with(R"("best_of": 2)"), "best_of", "best_of");
   expect_refused(with(R"("suffix": "y")"), "suffix", "suffix");
   expect_refused(with(R"("top_logprobs": 2)"), "top_logprobs", "top_logprobs");

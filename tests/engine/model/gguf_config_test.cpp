@@ -206,6 +206,17 @@ TEST(GgufVocabulary, HoldsWhatTheMetadataSays) {
   EXPECT_EQ(vocabulary_from_gguf(LlamaFile().read().metadata), std::nullopt);
 }
 
+TEST(GgufVocabulary, OfSentencePieceHasScoresAndEncodes) {
+  const auto vocabulary = vocabulary_from_gguf(read_gguf(data_path("gguf/gqa288-F32.gguf")).metadata);
+  ASSERT_TRUE(vocabulary.has_value());
+  EXPECT_EQ(vocabulary->model, "llama");
+  EXPECT_THAT(vocabulary->scores, SizeIs(263));
+  EXPECT_EQ(vocabulary->add_space_prefix, -1);
+  const auto tokenizer = text::tokenizer_from_gguf(*vocabulary);  // its pieces: bytes, U+2581 (a space), e, t, U+2581 with t
+  EXPECT_THAT(tokenizer->encode("te t\n", true), ElementsAre(1, 262, 260, 262, 3 + '\n'));
+  EXPECT_EQ(tokenizer->decode(std::vector<text::TokenId>{1, 262, 260, 262, 3 + '\n'}, true), "te t\n");
+}
+
 TEST(GgufVocabulary, RefusesTypesThatAreNotThoseOfItsTokens) {
   const auto with_types = [](const std::vector<std::int32_t>& types) {
     Bytes bytes;

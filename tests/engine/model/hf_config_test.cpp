@@ -141,7 +141,6 @@ TEST(HfConfig, RefusesOtherFamiliesByNameAndSaysWhatIsSupported) {
               HasSubstr("architectures: 'MistralForCausalLM' is not supported; supported: LlamaForCausalLM"));
   EXPECT_THAT(error_with("model_type", "qwen2"), HasSubstr("model_type: 'qwen2' is not supported; supported: LlamaForCausalLM"));
   EXPECT_THAT(error_with("hidden_act", "gelu"), HasSubstr("hidden_act: 'gelu' is not supported; supported: 'silu'"));
-  EXPECT_THAT(error_with("quantization_config", {{"quant_method", "gptq"}}), HasSubstr("quantization_config: 'gptq' is not supported"));
   EXPECT_THAT(error_of([] { spec_from_hf_config("{}", "config.json"); }), HasSubstr("architectures: is missing"));
 }
 

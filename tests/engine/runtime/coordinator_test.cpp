@@ -3,6 +3,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <random>
 
 #include <gmock/gmock.h>
@@ -85,6 +86,10 @@ std::vector<Request> mixed_requests(std::size_t count) {
     request.id = 100 + i;
     request.prompt.resize(1 + random() % 40);
     for (TokenId& id : request.prompt) id = static_cast<TokenId>(random() % kVocab);
+    if (i % 3 == 0) {  // some begin alike
+      for (std::size_t at = 0; at < std::min<std::size_t>(request.prompt.size(), 5 + i); ++at)
+        request.prompt[at] = static_cast<TokenId>(at);
+    }
     SamplingParams& params = request.sampling;
     params.seed = random();
     params.max_tokens = 1 + random() % 30;
@@ -117,9 +122,11 @@ TEST(Coordinator, AnswersDoNotDependOnHowTheWorkIsScheduled) {
           options.scheduler.block_size = 4;
           options.scheduler.num_blocks = num_blocks;
           options.scheduler.preempt_every = preempt_every;
+          options.scheduler.prefix_caching = variants % 2 == 1;
           HistoryModel model(num_blocks, 4, kVocab);
           SCOPED_TRACE(::testing::Message() << "chunk " << chunk << ", sequences " << max_num_seqs << ", blocks " << num_blocks
-                                            << ", preempt every " << preempt_every);
+                                            << ", preempt every " << preempt_every << ", prefix caching "
+                                            << options.scheduler.prefix_caching);
           expect_same(expected, answers_of(options, model, requests));
           EXPECT_LE(model.largest_step(), options.scheduler.max_num_batched_tokens);
           ++variants;
@@ -169,7 +176,7 @@ TEST(Coordinator, TopKOneIsGreedyAlsoWithTies) {
   for (RequestId id = 0; id < 3; ++id) EXPECT_EQ(answers.at(id).choices[0].tokens, lowest) << id;
 }
 
-TEST(Coordinator, OnlyRowsThatNeedMoreThanTheTopAreFetched) {
+TEST(Coordinator, OnlyRowsThatNeedMoreThanTheTopAreSelectedFrom) {
   HistoryModel model(64, 16, kVocab);
   Coordinator coordinator(default_options(), model, nullptr);
   std::vector<Request> requests(4);
@@ -180,11 +187,92 @@ TEST(Coordinator, OnlyRowsThatNeedMoreThanTheTopAreFetched) {
   }
   requests[1].sampling.temperature = 0.7f;
   requests[2].sampling.logprobs = 0;
-  requests[3].sampling.presence_penalty = 0.1f;
+  requests[3].sampling.repetition_penalty = 1.1f;
   for (const Request& request : requests) coordinator.submit(request, {});
   coordinator.step();
-  EXPECT_THAT(model.last_plan().wanted, ::testing::ElementsAre(RowWants::kTop, RowWants::kLogits, RowWants::kLogits, RowWants::kLogits));
+  EXPECT_THAT(model.last_plan().wanted,
+              ::testing::ElementsAre(RowWants::kTop, RowWants::kSelection, RowWants::kSelection, RowWants::kSelection));
   EXPECT_THAT(model.last_plan().batch.logit_rows, ::testing::ElementsAre(2u, 5u, 8u, 11u));
+  EXPECT_EQ(coordinator.counters().selected_rows, 3u);
+}
+
+/// What changes no logit at this token needs no selection, and what looks at every token needs the row at once.
+TEST(Coordinator, AsksForNoMoreThanItNeeds) {
+  HistoryModel model(64, 16, kVocab);
+  Coordinator coordinator(default_options(), model, nullptr);
+  std::vector<Request> requests(3);
+  for (RequestId id = 0; id < 3; ++id) {
+    requests[id].id = id;
+    requests[id].prompt = {1, 2, 3};
+    requests[id].sampling.temperature = 0.0f;
+  }
+  requests[0].sampling.presence_penalty = 1.0f;  // nothing was generated yet
+  requests[1].sampling.temperature = 1.0f;
+  requests[1].sampling.typical_p = 0.5f;
+  requests[2].sampling.temperature = 1.0f;
+  requests[2].sampling.top_k = 2000;
+  for (const Request& request : requests) coordinator.submit(request, {});
+  coordinator.step();
+  EXPECT_THAT(model.last_plan().wanted, ::testing::ElementsAre(RowWants::kTop, RowWants::kLogits, RowWants::kLogits));
+}
+
+/// A wide distribution over more tokens than are asked for: most draws fall behind the candidates at first.
+TEST(Coordinator, RowsWhoseCandidatesAreNotEnoughAreFetchedAndGiveTheTokenOfTheWholeRow) {
+  constexpr std::size_t kWide = 3000;
+  CoordinatorOptions options = default_options();
+  options.vocab_size = kWide;
+  HistoryModel model(64, 16, kWide);
+  Request request;
+  request.id = 1;
+  request.prompt = {1, 2, 3};
+  request.sampling.temperature = 1.5f;
+  request.sampling.seed = 5;
+  request.sampling.max_tokens = 40;
+  request.sampling.logprobs = 2;
+  Coordinator coordinator(options, model, nullptr);
+  Completion completion;
+  coordinator.submit(request, [&](Completion&& done) { completion = std::move(done); });
+  while (coordinator.step()) {
+  }
+  EXPECT_GE(model.num_fetched(), 3u);
+  EXPECT_LT(model.num_fetched(), 40u);  // three times more are asked for, then the rows at once
+  EXPECT_EQ(coordinator.counters().fetched_rows, model.num_fetched());
+  EXPECT_EQ(coordinator.counters().steps, 40u);
+  const Choice& choice = completion.choices.at(0);
+  std::vector<TokenId> tokens = request.prompt;
+  Sampler sampler;
+  for (std::size_t i = 0; i < choice.tokens.size(); ++i) {
+    SamplingContext context;
+    context.prompt = request.prompt;
+    context.position = tokens.size();
+    const Sample expected = sampler.sample(model.logits(tokens), request.sampling, context);
+    ASSERT_EQ(choice.tokens[i], expected.token) << i;
+    EXPECT_EQ(choice.logprobs[i].logprob, expected.logprob);
+    EXPECT_EQ(choice.logprobs[i].top, expected.top);
+    tokens.push_back(expected.token);
+  }
+}
+
+TEST(Coordinator, NothingEndsAnAnswerBeforeMinTokens) {
+  FakeTokenizer tokenizer({"a", "b", "c", "d"});
+  CoordinatorOptions options = default_options();
+  options.vocab_size = 4;
+  options.eos_ids = {3};
+  options.tokenizer = &tokenizer;
+  ScriptModel model({3, 1, 2, 1, 3, 3, 3, 3}, 4);
+  Request request;
+  request.prompt = {0};
+  request.sampling.temperature = 0.0f;
+  request.sampling.max_tokens = 8;
+  request.sampling.stop = {"b"};
+  request.sampling.min_tokens = 3;
+  const Answers answers = answers_of(options, model, {request});
+  // EOS is masked, and the lowest id of what ties comes instead; the first "b" is passed over, the second one ends it.
+  EXPECT_THAT(answers.at(0).choices[0].tokens, ::testing::ElementsAre(0, 1, 2, 1));
+  EXPECT_EQ(answers.at(0).choices[0].text, "abc");
+  request.sampling.stop = {};
+  request.sampling.min_tokens = 6;
+  EXPECT_THAT(answers_of(options, model, {request}).at(0).choices[0].tokens, ::testing::ElementsAre(0, 1, 2, 1, 0, 0, 3));
 }
 
 TEST(Coordinator, ChoicesDifferAndAreReproducible) {
@@ -435,6 +523,31 @@ TEST(Coordinator, RunsAPlanOfTheCallersWhenIdle) {
   coordinator.submit(request, {});
   EXPECT_THROW(coordinator.run_when_idle(plan, result), std::logic_error);
   run_to_end(coordinator);
+}
+
+TEST(Coordinator, APlanOfTheCallersMayOverwriteWhatThePrefixCacheHeld) {
+  HistoryModel model(64, 4, kVocab);
+  CoordinatorOptions options = default_options();
+  options.scheduler.block_size = 4;
+  options.scheduler.prefix_caching = true;
+  Request request;
+  request.prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const Answers expected = answers_of(options, model, {request});
+  Coordinator coordinator(options, model, nullptr);
+  coordinator.submit(request, {});
+  run_to_end(coordinator);
+  StepPlan plan;
+  for (std::uint32_t block = 0; block < 64; ++block) plan.batch.block_tables.push_back(block);
+  plan.batch.token_ids.assign(256, 30);
+  plan.batch.positions.resize(256);
+  std::iota(plan.batch.positions.begin(), plan.batch.positions.end(), 0);
+  plan.batch.sequences = {{0, 256, 0, 0}};
+  StepResult result;
+  coordinator.run_when_idle(plan, result);
+  Answers again;
+  coordinator.submit(request, [&](Completion&& done) { again[done.id] = std::move(done); });
+  run_to_end(coordinator);
+  expect_same(expected, again);
 }
 
 TEST(Coordinator, CountsPreemptionsAndRecomputedTokens) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "device/cpu/vocabulary_sum.h"
 #include "engine/runtime/step_runner.h"
 #include "engine/text/tokenizer.h"
 
@@ -28,6 +29,12 @@ class HistoryModel : public StepRunner {
       : block_size_(block_size), vocab_size_(vocab_size), cache_(num_blocks * block_size, -1) {}
 
   void run(const StepPlan& plan, StepResult& result) override {
+    if (plan.kind == StepKind::kFetch) {
+      result = {};
+      for (const std::uint32_t row : plan.fetched) result.logits.push_back(rows_.at(row));
+      num_fetched_ += plan.fetched.size();
+      return;
+    }
     const device::StepBatch& batch = plan.batch;
     check_blocks(batch, block_size_, cache_.size() / block_size_);
     for (const auto& sequence : batch.sequences) {
@@ -46,6 +53,7 @@ class HistoryModel : public StepRunner {
       result.tops.push_back({*best, static_cast<std::int32_t>(best - rows_[i].begin()), finite});
       result.logits.push_back(plan.wanted[i] == RowWants::kLogits ? std::span<const float>(rows_[i]) : std::span<const float>());
     }
+    select(plan, result);
     num_tokens_ += batch.num_tokens();
     largest_step_ = std::max(largest_step_, batch.num_tokens());
     last_plan_ = plan;
@@ -64,6 +72,7 @@ class HistoryModel : public StepRunner {
   }
 
   std::uint64_t num_tokens() const { return num_tokens_; }
+  std::uint64_t num_fetched() const { return num_fetched_; }
   std::size_t largest_step() const { return largest_step_; }
   const StepPlan& last_plan() const { return last_plan_; }
 
@@ -71,6 +80,38 @@ class HistoryModel : public StepRunner {
   std::size_t vocab_size() const { return vocab_size_; }
 
  private:
+  using Candidates = std::vector<SelectedRow::Candidate>;
+  void select(const StepPlan& plan, StepResult& result) {
+    result.selections.clear();
+    found_.assign(2 * plan.selections.size(), {});
+    std::span<const device::LogitChange> changes(plan.changes);
+    for (std::size_t i = 0; i < plan.selections.size(); ++i) {
+      const device::SelectionRow& wanted = plan.selections[i];
+      const std::vector<float>& row = rows_.at(wanted.row);
+      std::vector<float> changed = row;
+      for (const device::LogitChange& change : changes.first(wanted.num_changes))
+        changed[change.id] = device::changed(row[change.id], change);
+      changes = changes.subspan(wanted.num_changes);
+      SelectedRow selected;
+      selected.vocab_size = row.size();
+      selected.num_masked = wanted.num_masked;
+      selected.finite = std::none_of(changed.begin(), changed.end(), [](float logit) { return std::isnan(logit) || logit > 3.5e38f; });
+      selected.candidates = first_of(found_[2 * i], changed, row, wanted.num_candidates);
+      selected.best = wanted.num_changes > 0 ? first_of(found_[2 * i + 1], row, row, wanted.num_best) : selected.candidates;
+      selected.maximum = device::maximum(row);
+      const device::Isa isa = device::Isa::kPortable;
+      if (wanted.scale > 0.0) selected.mass = device::sum_of_exponentials(changed, device::maximum(changed), wanted.scale, isa);
+      if (wanted.log_sum != device::LogSum::kNone) selected.log_mass = device::sum_of_exponentials(row, selected.maximum, 1.0, isa);
+      result.selections.push_back(selected);
+    }
+  }
+  static Candidates& first_of(Candidates& found, const std::vector<float>& changed, const std::vector<float>& row, std::size_t count) {
+    for (std::uint32_t id = 0; id < row.size(); ++id) found.push_back({changed[id], row[id], id});
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.logit > b.logit; });
+    found.resize(std::min(found.size(), count));
+    return found;
+  }
+
   std::int32_t& slot(const device::StepBatch& batch, const device::StepBatch::Sequence& sequence, std::size_t position) {
     return cache_[batch.block_tables[sequence.block_table + position / block_size_] * block_size_ + position % block_size_];
   }
@@ -90,7 +131,9 @@ class HistoryModel : public StepRunner {
   std::size_t vocab_size_;
   std::vector<std::int32_t> cache_;
   std::vector<std::vector<float>> rows_;
+  std::vector<Candidates> found_;
   std::uint64_t num_tokens_ = 0;
+  std::uint64_t num_fetched_ = 0;
   std::size_t largest_step_ = 0;
   StepPlan last_plan_;
 };

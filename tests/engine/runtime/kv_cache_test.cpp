@@ -42,6 +42,63 @@ TEST(BlockAllocator, ABlockThatIsNotInUseCanNotBeGivenBack) {
   EXPECT_THROW(BlockAllocator(16, 0), std::invalid_argument);
 }
 
+TEST(BlockAllocator, FindsABlockByItsWholeContent) {
+  BlockAllocator blocks(4, 2);
+  const std::vector<std::int32_t> one = {1, 2}, two = {1, 3};
+  std::vector<std::uint32_t> table;
+  ASSERT_TRUE(blocks.extend(table, 4));
+  const std::uint32_t first = table[0], second = table[1];
+  EXPECT_EQ(blocks.publish(first, {0, std::nullopt, one}), first);
+  EXPECT_EQ(blocks.publish(second, {0, first, two}), second);
+  EXPECT_EQ(blocks.find({0, std::nullopt, two}), std::nullopt) << "other tokens";
+  EXPECT_EQ(blocks.find({1, std::nullopt, one}), std::nullopt) << "another group";
+  EXPECT_EQ(blocks.find({0, std::nullopt, std::vector<std::int32_t>{1, 3}}), std::nullopt) << "nothing before it";
+  EXPECT_EQ(blocks.find({0, second, two}), std::nullopt) << "something else before it";
+  EXPECT_EQ(blocks.find({0, first, two}), second);
+  EXPECT_EQ(blocks.num_free(), 2u);
+  blocks.release(table);
+  EXPECT_EQ(blocks.num_free(), 3u) << "the second block has another holder";
+  EXPECT_EQ(blocks.num_kept(), 1u);
+}
+
+TEST(BlockAllocator, TheSameContentEndsAsOneBlock) {
+  BlockAllocator blocks(2, 1);
+  const std::vector<std::int32_t> tokens = {7};
+  std::vector<std::uint32_t> table;
+  ASSERT_TRUE(blocks.extend(table, 2));
+  const std::uint32_t first = table[0];
+  EXPECT_EQ(blocks.publish(table[0], {0, std::nullopt, tokens}), first);
+  EXPECT_EQ(blocks.publish(table[1], {0, std::nullopt, tokens}), first);
+  EXPECT_EQ(blocks.num_free(), 1u);
+  table[1] = first;
+  blocks.release(table);
+  EXPECT_EQ(blocks.num_free(), 2u);
+}
+
+TEST(BlockAllocator, KeptBlocksGiveWayTheLeastRecentlyUsedAndDeepestFirst) {
+  BlockAllocator blocks(4, 1);
+  const std::vector<std::int32_t> a = {1}, b = {2}, c = {3};
+  std::vector<std::uint32_t> old_one, new_one;
+  ASSERT_TRUE(blocks.extend(old_one, 2));
+  const std::uint32_t first = blocks.publish(old_one[0], {0, std::nullopt, a});
+  blocks.publish(old_one[1], {0, first, b});
+  ASSERT_TRUE(blocks.extend(new_one, 1));
+  blocks.publish(new_one[0], {0, std::nullopt, c});
+  blocks.release(old_one);
+  blocks.release(new_one);
+  EXPECT_EQ(blocks.num_free(), 4u);
+  std::vector<std::uint32_t> table;
+  ASSERT_TRUE(blocks.extend(table, 2));  // the free one, then the old chain's end
+  EXPECT_EQ(blocks.find({0, first, b}), std::nullopt);
+  EXPECT_EQ(blocks.find({0, std::nullopt, a}), first);
+  table.push_back(first);
+  ASSERT_TRUE(blocks.extend(table, 4));
+  EXPECT_EQ(blocks.find({0, std::nullopt, c}), std::nullopt);
+  EXPECT_FALSE(blocks.extend(table, 5)) << "a held block is never taken";
+  blocks.release(table);
+  EXPECT_EQ(blocks.num_free(), 4u);
+}
+
 // SmolLM2-135M: 30 layers, 3 KV heads of 64, fp16: 2 * 30 * 3 * 64 * 2 = 23,040 bytes a token, 368,640 a block of 16.
 device::KvCacheSpec example_spec() {
   device::KvCacheSpec spec;

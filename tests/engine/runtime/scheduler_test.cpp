@@ -190,6 +190,80 @@ TEST(Scheduler, TheYoungestGoesBackAndKeepsItsTokens) {
   EXPECT_FALSE(chunks[0].is_decode);
 }
 
+/// Computes whatever is there until no sequence has a prompt left; answers are made of `token`.
+void run_steps(Scheduler& scheduler, int count, TokenId token) {
+  std::vector<ScheduledChunk> chunks;
+  for (int step = 0; step < count; ++step) {
+    scheduler.schedule(chunks);
+    scheduler.advance();
+    for (const ScheduledChunk& chunk : chunks) {
+      if (chunk.reaches_end) scheduler.append(chunk.sequence, token);
+    }
+  }
+}
+
+TEST(Scheduler, ASequenceStartsBehindTheBeginningThatIsInTheCache) {
+  SchedulerOptions options = options_with(4, 64, 16);
+  options.prefix_caching = true;
+  Scheduler scheduler(options);
+  const SequenceId first = scheduler.add({1, 2, 3, 4, 5, 6, 7, 8, 9}, 20);
+  run_steps(scheduler, 1, 10);
+  const SequenceId alike = scheduler.add({1, 2, 3, 4, 5, 6, 7, 8, 30, 31}, 20);
+  const SequenceId whole = scheduler.add({1, 2, 3, 4, 5, 6, 7, 8}, 20);  // its last token is computed all the same
+  const SequenceId other_group = scheduler.add({1, 2, 3, 4, 5, 6, 7, 8, 9}, 20, 1);
+  std::vector<ScheduledChunk> chunks;
+  scheduler.schedule(chunks);
+  ASSERT_EQ(chunks.size(), 4u);
+  EXPECT_EQ(chunks[1].sequence, alike);
+  EXPECT_EQ(chunks[1].first_position, 8u);
+  EXPECT_EQ(chunks[2].sequence, whole);
+  EXPECT_EQ(chunks[2].first_position, 4u);
+  EXPECT_EQ(chunks[3].sequence, other_group);
+  EXPECT_EQ(chunks[3].first_position, 0u);
+  EXPECT_EQ(scheduler.num_cached_tokens(), 12u);
+  const auto begins = [&](SequenceId id) { return scheduler.block_table(id)[0]; };
+  EXPECT_EQ(begins(alike), begins(first));
+  EXPECT_EQ(begins(whole), begins(first));
+  EXPECT_NE(begins(other_group), begins(first));
+}
+
+TEST(Scheduler, WhatWasSentBackFindsItsOwnBlocksAgain) {
+  SchedulerOptions options = options_with(4, 64, 16);
+  options.prefix_caching = true;
+  options.preempt_every = 6;
+  Scheduler scheduler(options);
+  const SequenceId only = scheduler.add({1, 2, 3}, 30);
+  run_steps(scheduler, 5, 9);
+  std::vector<ScheduledChunk> chunks;
+  scheduler.schedule(chunks);
+  EXPECT_EQ(scheduler.num_preemptions(), 1u);
+  ASSERT_EQ(chunks.size(), 1u);
+  EXPECT_EQ(chunks[0].first_position, 4u);
+  EXPECT_EQ(chunks[0].num_tokens, scheduler.tokens(only).size() - 4);
+}
+
+TEST(Scheduler, BlocksThatNoQueryCanSeeAreGivenBack) {
+  SchedulerOptions options = options_with(4, 512, 64);
+  options.window = 10;
+  options.prefix_caching = true;  // has no effect then
+  Scheduler scheduler(options);
+  const SequenceId only = scheduler.add(std::vector<TokenId>(70, 1), 250);
+  std::size_t length = 70;
+  std::size_t most_held = 0;
+  for (run_steps(scheduler, 1, 2), ++length; length < 249; ++length) {
+    // The next query stands at length - 1 and sees back to length - 10; spans of 64 positions below that are not read any more.
+    const std::size_t unseen = (length - 10) / 64 * 16;
+    const std::size_t held = (length - 1 + 3) / 4 - unseen;
+    EXPECT_EQ(scheduler.num_free_blocks(), 64 - held) << length;
+    most_held = std::max(most_held, held);
+    run_steps(scheduler, 1, 2);
+  }
+  EXPECT_LE(most_held, 19u);
+  EXPECT_EQ(scheduler.block_table(only).size(), 62u) << "entries stay at their positions";
+  scheduler.remove(only);
+  EXPECT_EQ(scheduler.num_free_blocks(), 64u);
+}
+
 TEST(Scheduler, WhatCanNeverFitIsRefused) {
   Scheduler scheduler(options_with(4, 64, 4));
   EXPECT_THROW(scheduler.add(std::vector<TokenId>(17, 1), 17), std::invalid_argument);

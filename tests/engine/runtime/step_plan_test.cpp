@@ -1,5 +1,6 @@
 #include "engine/runtime/step_plan.h"
 
+#include <cmath>
 #include <cstring>
 #include <random>
 
@@ -19,7 +20,10 @@ StepPlan example() {
   plan.batch.sequences = {{0, 3, 30, 0}, {3, 1, 4, 3}};
   plan.batch.block_tables = {4, 9, 2, 1};
   plan.batch.logit_rows = {2, 3};
-  plan.wanted = {RowWants::kTop, RowWants::kLogits};
+  plan.wanted = {RowWants::kLogits, RowWants::kSelection};
+  plan.selections = {
+      {.scale = 1.25, .row = 1, .num_changes = 2, .num_candidates = 64, .num_best = 5, .log_sum = device::LogSum::kOwn, .num_masked = 1}};
+  plan.changes = {{.id = 3, .bias = device::LogitChange::kMask}, {.id = 9, .repetition = 1.5f, .subtracted = 0.25f}};
   return plan;
 }
 
@@ -43,7 +47,7 @@ TEST(StepPlan, ComesBackAsItWas) {
   const StepPlan plan = example();
   std::vector<std::byte> bytes(1000);
   serialize(plan, bytes);
-  EXPECT_EQ(bytes.size(), 48u + 4 * 8 + 2 * 16 + 4 * 4 + 2 * 5);
+  EXPECT_EQ(bytes.size(), 64u + 4 * 8 + 2 * 16 + 4 * 4 + 2 * 5 + 32 + 2 * 16);
   StepPlan back = example();
   back.batch.token_ids.resize(99);
   back.reason = "old";
@@ -55,6 +59,8 @@ TEST(StepPlan, ComesBackAsItWas) {
   EXPECT_EQ(back.batch.block_tables, plan.batch.block_tables);
   EXPECT_EQ(back.batch.logit_rows, plan.batch.logit_rows);
   EXPECT_EQ(back.wanted, plan.wanted);
+  EXPECT_EQ(back.selections, plan.selections);
+  EXPECT_EQ(back.changes, plan.changes);
   EXPECT_EQ(back.reason, "");
   ASSERT_EQ(back.batch.sequences.size(), 2u);
   EXPECT_EQ(back.batch.sequences[1].first_token, 3u);
@@ -87,6 +93,8 @@ TEST(StepPlan, ReusesItsMemory) {
   plan.clear();
   plan.batch = example().batch;
   plan.wanted = example().wanted;
+  plan.selections = example().selections;
+  plan.changes = example().changes;
   serialize(plan, bytes);
   deserialize(bytes, back);
   EXPECT_EQ(back.batch.token_ids.data(), tokens);
@@ -103,7 +111,7 @@ TEST(StepPlan, WrongMagicVersionKindOrSizeIsRefused) {
   };
   EXPECT_THAT(with_word(0, 1), HasSubstr("not the bytes of a plan"));
   EXPECT_THAT(with_word(1, 99), HasSubstr("version 99"));
-  EXPECT_THAT(with_word(2, 3), HasSubstr("unknown kind 3"));
+  EXPECT_THAT(with_word(2, 4), HasSubstr("unknown kind 4"));
   EXPECT_THAT(with_word(3, 0xffffffff), HasSubstr("its counts"));
   for (std::size_t size = 0; size < bytes.size(); ++size)
     EXPECT_NE(error_of(std::vector(bytes.begin(), bytes.begin() + static_cast<long>(size))), "") << size;
@@ -127,6 +135,45 @@ TEST(StepPlan, ContentsThatContradictThemselvesAreRefused) {
   EXPECT_THAT(changed([](StepPlan& plan) { plan.batch.logit_rows[1] = 4; }), HasSubstr("logit row 4"));
   EXPECT_THAT(changed([](StepPlan& plan) { plan.batch.logit_rows[1] = 2; }), HasSubstr("logit row 2"));
   EXPECT_THAT(changed([](StepPlan& plan) { plan.wanted[0] = static_cast<RowWants>(7); }), HasSubstr("unknown wish 7"));
+}
+
+TEST(StepPlan, SelectionsThatDoNotFitTheRowsAreRefused) {
+  const auto changed = [](auto&& change) {
+    StepPlan plan = example();
+    change(plan.selections[0], plan);
+    return error_of(plan);
+  };
+  using Selection = device::SelectionRow;
+  EXPECT_EQ(changed([](Selection&, StepPlan&) {}), "");
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.row = 0; }), HasSubstr("selection 0: row 0 does not want it"));
+  EXPECT_THAT(changed([](Selection&, StepPlan& plan) { plan.wanted[0] = RowWants::kSelection; }), HasSubstr("row 1 does not want it"));
+  EXPECT_THAT(changed([](Selection&, StepPlan& plan) { plan.wanted[1] = RowWants::kTop; }), HasSubstr("row 1 does not want it"));
+  EXPECT_THAT(changed([](Selection&, StepPlan& plan) {
+                plan.selections.clear();
+                plan.changes.clear();
+              }),
+              HasSubstr("a row that wants a selection has none"));
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.scale = -1.0; }), HasSubstr("scale -1"));
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.scale = std::nan(""); }), HasSubstr("scale"));
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.num_candidates = 0; }), HasSubstr("0 candidates"));
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.num_best = 1025; }), HasSubstr("1025 best"));
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.log_sum = static_cast<device::LogSum>(3); }), HasSubstr("log-sum 3"));
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.log_sum = device::LogSum::kIsMass; }), HasSubstr("log-sum 2"));
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.num_changes = 3; }), HasSubstr("no 3 changes"));
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.num_changes = 1; }), HasSubstr("1 changes belong to no selection"));
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.num_masked = 2; }), HasSubstr("2 masked ids"));
+  EXPECT_THAT(changed([](Selection&, StepPlan& plan) { plan.changes[1].id = 3; }), HasSubstr("change of id 3 is out of order"));
+  EXPECT_THAT(changed([](Selection&, StepPlan& plan) { plan.fetched = {1}; }), HasSubstr("rows to fetch"));
+}
+
+TEST(StepPlan, RowsToFetchAscend) {
+  StepPlan plan;
+  plan.kind = StepKind::kFetch;
+  EXPECT_THAT(error_of(plan), HasSubstr("rows to fetch"));
+  plan.fetched = {1, 4};
+  EXPECT_EQ(error_of(plan), "");
+  plan.fetched = {4, 4};
+  EXPECT_THAT(error_of(plan), HasSubstr("row 4 to fetch is out of order"));
 }
 
 TEST(StepPlan, BlocksAreChecked) {

@@ -38,8 +38,18 @@ class Tensors {
   std::vector<char> data_;
 };
 
-const std::set<std::string> kSupported = {"temperature",      "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-                                          "frequency_penalty"};
+const std::set<std::string> kSupported = {"temperature",
+                                          "top_k",
+                                          "top_p",
+                                          "min_p",
+                                          "repetition_penalty",
+                                          "presence_penalty",
+                                          "frequency_penalty",
+                                          "typical_p",
+                                          "no_repeat_ngram_size",
+                                          "logit_bias",
+                                          "min_new_tokens",
+                                          "eos_token_id"};
 
 bool is_supported(const json& params) {
   return std::all_of(params.items().begin(), params.items().end(), [](const auto& item) { return kSupported.contains(item.key()); });
@@ -54,6 +64,11 @@ SamplingParams params_of(const json& values) {
   params.repetition_penalty = values.value("repetition_penalty", 1.0f);
   params.presence_penalty = values.value("presence_penalty", 0.0f);
   params.frequency_penalty = values.value("frequency_penalty", 0.0f);
+  params.typical_p = values.value("typical_p", 1.0f);
+  params.no_repeat_ngram_size = values.value("no_repeat_ngram_size", 0u);
+  params.min_tokens = values.value("min_new_tokens", 0u);
+  const json biases = values.value("logit_bias", json::object());
+  for (const auto& [id, bias] : biases.items()) params.logit_bias.emplace_back(std::stoi(id), bias.get<float>());
   return params;
 }
 
@@ -85,7 +100,9 @@ TEST(SamplerGolden, KeepsWhatTheReferenceKeepsWithItsProbabilities) {
     const auto generated = entry.at("generated").get<std::vector<std::int32_t>>();
     const auto kept = entry.at("kept").get<std::set<std::int32_t>>();
 
-    const auto distribution = sampler.distribution(logits, params_of(entry.at("params")), {prompt, generated, 0, 0});
+    std::vector<std::int32_t> end_ids;
+    if (entry.at("params").contains("eos_token_id")) end_ids.push_back(entry.at("params").at("eos_token_id"));
+    const auto distribution = sampler.distribution(logits, params_of(entry.at("params")), {prompt, generated, 0, 0, end_ids});
     std::set<std::int32_t> ours;
     for (const auto& [token, probability] : distribution) ours.insert(token);
     ++checked;
@@ -103,7 +120,7 @@ TEST(SamplerGolden, KeepsWhatTheReferenceKeepsWithItsProbabilities) {
       EXPECT_NEAR(probability, expected[static_cast<std::size_t>(token)], entry.at("tolerance").get<double>()) << "token " << token;
     }
   }
-  EXPECT_GE(checked, 200);
+  EXPECT_GE(checked, 270);
   EXPECT_LE(sensitive, checked / 10);
   RecordProperty("checked", checked);
   RecordProperty("sensitive_and_different", sensitive);

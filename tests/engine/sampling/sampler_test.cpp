@@ -10,8 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "device/cpu/vocabulary_sum.h"
 #include "device/portable_math.h"
-#include "engine/sampling/vocabulary_sum.h"
 
 namespace lockstep::engine {
 namespace {
@@ -63,15 +63,17 @@ TEST(CandidateOrder, IsDescendingLogitThenAscendingIdHoweverFarItIsRead) {
 }
 
 TEST(VocabularySum, IsTheFixedTreeOverAllIds) {
-  for (const std::size_t size : {1u, 3u, 15u, 16u, 17u, 97u, 160u, 257u, 1000u}) {
+  for (const std::size_t size : {1u, 3u, 15u, 16u, 17u, 97u, 128u, 160u, 257u, 1000u, 5003u}) {
     const std::vector<float> logits = random_logits(size, 5);
-    const float top = maximum(logits);
+    const float top = device::maximum(logits);
     EXPECT_EQ(top, *std::max_element(logits.begin(), logits.end()));
     std::vector<double> weights(size);
-    for (std::size_t id = 0; id < size; ++id) weights[id] = weight_of(logits[id], top, 0.7);
+    for (std::size_t id = 0; id < size; ++id) weights[id] = device::weight_of(logits[id], top, 0.7);
     // Segments of 16 with pads of 0 are subtrees of this one: it splits after powers of two as well.
     const double expected = tree_sum(weights);
-    EXPECT_EQ(sum_of_exponentials(logits, top, 0.7), expected) << size;
+    for (const device::Isa isa : device::supported_isas()) {
+      EXPECT_EQ(device::sum_of_exponentials(logits, top, 0.7, isa), expected) << size << ", " << device::isa_name(isa);
+    }
 
     std::vector<std::pair<std::uint32_t, double>> some;
     std::vector<double> masked(size, 0.0);
@@ -80,7 +82,7 @@ TEST(VocabularySum, IsTheFixedTreeOverAllIds) {
       masked[id] = weights[id];
     }
     const double expected_masked = tree_sum(masked);
-    EXPECT_EQ(sum_of_weights(some, size), expected_masked) << size;
+    EXPECT_EQ(device::sum_of_weights(some, size), expected_masked) << size;
   }
 }
 
@@ -90,12 +92,12 @@ TEST(VocabularySum, WeightsAreExponentials) {
   for (int i = 0; i < 200'000; ++i) {
     const float logit = -708.0f * std::ldexp(static_cast<float>(random()), -32) * (i % 2 == 0 ? 1.0f : 0.01f);
     const double expected = device::portable::exp(double{logit});
-    worst = std::max(worst, std::abs(weight_of(logit, 0.0f, 1.0) - expected) / expected);
+    worst = std::max(worst, std::abs(device::weight_of(logit, 0.0f, 1.0) - expected) / expected);
   }
   EXPECT_LE(worst, 3 * 0x1p-52);
-  EXPECT_EQ(weight_of(0.0f, 0.0f, 1.0), 1.0);
-  EXPECT_EQ(weight_of(-3e38f, 3e38f, 1e44), 0.0);
-  EXPECT_EQ(weight_of(-std::numeric_limits<float>::infinity(), 3e38f, 1.0), 0.0);
+  EXPECT_EQ(device::weight_of(0.0f, 0.0f, 1.0), 1.0);
+  EXPECT_EQ(device::weight_of(-3e38f, 3e38f, 1e44), 0.0);
+  EXPECT_EQ(device::weight_of(-std::numeric_limits<float>::infinity(), 3e38f, 1.0), 0.0);
 }
 
 TEST(Sampler, TemperatureZeroAndTopKOneTakeTheLowestIdOfTheBest) {

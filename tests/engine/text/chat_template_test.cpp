@@ -1,5 +1,7 @@
 #include "engine/text/chat_template.h"
 
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -14,8 +16,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// A file of the test data, or of the whole set of reference data (LOCKSTEP_GOLDENS=<folder>), where it is there.
 std::string read(const std::string& name) {
-  std::ifstream file(std::string(LOCKSTEP_TEST_DATA) + "/chat/" + name, std::ios::binary);
+  const char* goldens = std::getenv("LOCKSTEP_GOLDENS");
+  const auto whole = std::filesystem::path(goldens ? goldens : "") / "chat" / name;
+  std::ifstream file(goldens && std::filesystem::exists(whole) ? whole : std::filesystem::path(LOCKSTEP_TEST_DATA) / "chat" / name,
+                     std::ios::binary);
   EXPECT_TRUE(file) << name;
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }

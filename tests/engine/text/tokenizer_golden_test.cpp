@@ -129,8 +129,8 @@ TEST_P(TokenizerGoldenBytesOnly, AVocabularyWithoutMergesAddsBosAndStreams) {
 INSTANTIATE_TEST_SUITE_P(JsonAndGguf, TokenizerGoldenBytesOnly, testing::Bool());
 
 TEST(TokenizerGoldenByteFallback, EveryStringEncodesAndDecodesAsInTheReference) {
-  const auto tokenizer = tokenizer_from_folder(tokenizer_folder("spm-bpe"));
-  const json golden = read_json(tokenizer_folder("spm-bpe") / "golden.json");
+  const auto tokenizer = tokenizer_from_folder(tokenizer_folder("spm-bpe"));  // its tokenizer.json, not its tokenizer.model
+  const json golden = read_json(tokenizer_folder("spm-bpe") / "golden_tokenizer_json.json");
   ASSERT_EQ(golden["cases"].size(), 129u);
   for (const json& test : golden["cases"]) {
     const auto text = test["text"].get<std::string>();

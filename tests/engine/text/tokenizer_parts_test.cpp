@@ -130,9 +130,7 @@ TEST(Splitter, TreatsMatchesAsEachBehaviourSays) {
 }
 
 TEST(Splitter, PutsASpaceInFrontOfPiecesThatHaveNone) {
-  const auto with_space = [](std::string_view text) {
-    return words_of({.expression = Expression(kGpt2Split), .space_in_front = true}, text);
-  };
+  const auto with_space = [](std::string_view text) { return words_of({.expression = Expression(kGpt2Split), .prefix = " "}, text); };
   EXPECT_THAT(with_space("a b"), ElementsAre(" a", " b"));
   EXPECT_THAT(with_space(" a"), ElementsAre(" a"));
 }
@@ -174,8 +172,23 @@ TEST(Expression, GivesUpOnExplodingMatches) {
   }
 }
 
+std::string found_by(const char* pattern, const std::string& text) {
+  std::string found;
+  for (const std::string& match : matches_of(Expression(pattern), text)) found += match;
+  return found;
+}
+
+TEST(Expression, ReadsAClassInAClassAsItsMembers) {
+  EXPECT_EQ(found_by("[^(\\s|[.,!?])]", "(a b|c.d,e]f)g"), "abcde]fg");
+  EXPECT_EQ(found_by("[a[-c]]", "a-bc"), "a-c");
+  EXPECT_EQ(found_by("[a[b-]d]", "ab-cd"), "ab-d");
+  EXPECT_EQ(found_by("[a-[c]]", "a-bc"), "a-c");
+  EXPECT_EQ(found_by("[x[]y]]", "x]yz"), "x]y");
+  EXPECT_EQ(found_by("[[:digit:]x]", "1x:]d"), "1x");
+}
+
 TEST(Expression, RefusesWhatItCannotRead) {
-  for (const char* pattern : {"(", "[a", "a{2,1}", "[a&&b]", "[a[b]]", "\\C"})
+  for (const char* pattern : {"(", "[a", "a{2,1}", "[a&&b]", "[a[^b]]", "[a[b]", "\\C"})
     EXPECT_THROW(Expression{pattern}, std::runtime_error) << pattern;
   EXPECT_THROW(Expression(std::string(70000, 'a')), std::runtime_error);
   EXPECT_THROW(Expression(std::string(200, '(') + std::string(200, ')')), std::runtime_error);
@@ -193,7 +206,7 @@ TEST(Normalizer, DoesEachStep) {
   EXPECT_EQ(normalized(UnicodeForm::Nfd, "\xC3\xA9"), "e\xCC\x81");
   EXPECT_EQ(normalized(UnicodeForm::Nfkc, "\xEF\xAC\x81"), "fi");
   EXPECT_EQ(normalized(UnicodeForm::Nfc, "\xEF\xAC\x81"), "\xEF\xAC\x81");
-  EXPECT_EQ(normalized(Normalizer::Lowercase{}, "\xC3\x89X\xC4\xB0"), "\xC3\xA9xi\xCC\x87");
+  EXPECT_EQ(normalized(Normalizer::Letters::Lowercase, "\xC3\x89X\xC4\xB0"), "\xC3\xA9xi\xCC\x87");
   EXPECT_EQ(normalized(Normalizer::Prepend{"_"}, "x"), "_x");
   EXPECT_EQ(normalized(Normalizer::Prepend{"_"}, ""), "");
   EXPECT_EQ(normalized(Normalizer::Replace{Expression("\\s+"), "~"}, "a \n b"), "a~b");

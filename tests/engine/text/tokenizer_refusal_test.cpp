@@ -51,8 +51,9 @@ TEST_P(TokenizerJsonRefusal, NamesFileAndPlace) {
 INSTANTIATE_TEST_SUITE_P(
     All, TokenizerJsonRefusal,
     testing::Values(
-        JsonCase{"Unigram", "/model/type", R"("Unigram")", R"(/model/type: the model "Unigram" is not supported)"},
-        JsonCase{"WordPiece", "/model/type", R"("WordPiece")", R"(the model "WordPiece")"},
+        JsonCase{"UnigramInBytes", "/model/type", R"("Unigram")", "/model/type: Unigram with a ByteLevel pre-tokenizer is not supported"},
+        JsonCase{"WordPiece", "/model/type", R"("WordPiece")",
+                 R"(/model/type: the model "WordPiece" is not supported (supported: BPE, Unigram))"},
         JsonCase{"ModelNoObject", "/model", "[]", "/model: must be an object, not array"},
         JsonCase{"VocabularyNoObject", "/model/vocab", R"([["a", 0]])", "/model/vocab: must be an object"},
         JsonCase{"VocabularyEmpty", "/model/vocab", "{}", "/model/vocab: is empty"},
@@ -73,9 +74,18 @@ INSTANTIATE_TEST_SUITE_P(
         JsonCase{"UnknownTokenUnknown", "/model/unk_token", R"("?")", R"(/model/unk_token: the token "?" is not in /model/vocab)"},
         JsonCase{"Dropout", "/model/dropout", "0.1", "/model/dropout: dropout is not supported"},
         JsonCase{"Affix", "/model/end_of_word_suffix", R"("</w>")", "/model/end_of_word_suffix"},
-        JsonCase{"Normalizer", "/normalizer", R"({"type": "Precompiled"})",
-                 R"(/normalizer/type: the normalizer "Precompiled" is not supported)"},
-        JsonCase{"PreTokenizer", "/pre_tokenizer", R"({"type": "Metaspace"})", R"(/pre_tokenizer/type: the pre-tokenizer "Metaspace")"},
+        JsonCase{"Normalizer", "/normalizer", R"({"type": "BertNormalizer"})",
+                 R"(/normalizer/type: the normalizer "BertNormalizer" is not supported)"},
+        JsonCase{"TableNoBase64", "/normalizer", R"({"type": "Precompiled", "precompiled_charsmap": "a"})",
+                 "/normalizer/precompiled_charsmap: is no base64"},
+        JsonCase{"TableCutShort", "/normalizer", R"({"type": "Precompiled", "precompiled_charsmap": "AAAA"})",
+                 "/normalizer/precompiled_charsmap: the table of characters ends early"},
+        JsonCase{"PreTokenizer", "/pre_tokenizer", R"({"type": "BertPreTokenizer"})",
+                 R"(/pre_tokenizer/type: the pre-tokenizer "BertPreTokenizer")"},
+        JsonCase{"MetaspaceOfTwo", "/pre_tokenizer", R"({"type": "Metaspace", "replacement": "ab"})",
+                 "/pre_tokenizer/replacement: must be one character"},
+        JsonCase{"MetaspaceScheme", "/pre_tokenizer", R"({"type": "Metaspace", "replacement": "_", "prepend_scheme": "last"})",
+                 R"(/pre_tokenizer/prepend_scheme: "last" is none of always, first, never)"},
         JsonCase{"NestedPreTokenizer", "/pre_tokenizer", R"({"type": "Sequence", "pretokenizers": [{"type": "Digits"}, {"type": "X/Y"}]})",
                  R"(/pre_tokenizer/pretokenizers/1/type: the pre-tokenizer "X/Y")"},
         JsonCase{"BadExpression", "/pre_tokenizer", R"({"type": "Split", "pattern": {"Regex": "a("}, "behavior": "Isolated"})",
@@ -84,8 +94,13 @@ INSTANTIATE_TEST_SUITE_P(
                  "/pre_tokenizer/behavior: \"Odd\""},
         JsonCase{"Decoder", "/decoder", R"({"type": "WordPiece"})", R"(/decoder/type: the decoder "WordPiece" is not supported)"},
         JsonCase{"NoDecoder", "/decoder", "null", "has no decoder"},
-        JsonCase{"PostProcessor", "/post_processor", R"({"type": "BertProcessing"})",
-                 R"(/post_processor/type: the post-processor "BertProcessing")"},
+        JsonCase{"ReplaceAfterFuse", "/decoder",
+                 R"({"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "Replace", "pattern": {"String": "a"}, "content": ""}]})",
+                 R"(/decoder/decoders/1: "Replace" after ByteLevel or Fuse is not supported)"},
+        JsonCase{"StripOfNothing", "/decoder", R"({"type": "Strip", "content": "", "start": 1, "stop": 0})", "/decoder/content: is empty"},
+        JsonCase{"PostProcessor", "/post_processor", R"({"type": "Odd"})", R"(/post_processor/type: the post-processor "Odd")"},
+        JsonCase{"PairOfUnknownId", "/post_processor", R"({"type": "RobertaProcessing", "cls": ["<s>", 9], "sep": ["<s>", 3]})",
+                 "/post_processor: adds the id 9, which no token has"},
         JsonCase{
             "TemplateOfUnknownId", "/post_processor",
             R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}, {"Sequence": {"id": "A"}}], "special_tokens": {"x": {"ids": [9]}}})",
@@ -117,7 +132,8 @@ TEST(TokenizerJsonRefusals, OfConfigNameThatFile) {
 }
 
 TEST(TokenizerFolder, WithoutATokenizerIsAnError) {
-  EXPECT_THAT(error_of([] { tokenizer_from_folder(tokenizer_folder("absent")); }), HasSubstr("absent: has no tokenizer.json"));
+  EXPECT_THAT(error_of([] { tokenizer_from_folder(tokenizer_folder("absent")); }),
+              HasSubstr("absent: has neither tokenizer.json nor tokenizer.model"));
 }
 
 TEST(TokenizerJson, MayHaveGapsBetweenIds) {
@@ -149,12 +165,13 @@ std::string gguf_error(void (*change)(GgufVocabulary&)) {
 
 TEST(TokenizerGgufRefusal, NamesTheModelAndTheExpression) {
   EXPECT_THAT(gguf_error([](GgufVocabulary& v) { v.model = "llama"; }),
-              HasSubstr("m.gguf: the tokenizer's tokenizer.ggml.model \"llama\" (SentencePiece"));
-  EXPECT_THAT(gguf_error([](GgufVocabulary& v) { v.model = "bert"; }), HasSubstr("\"bert\" is not supported (supported: \"gpt2\""));
+              HasSubstr("m.gguf: tokenizer.ggml.scores is absent, which a vocabulary of kind \"llama\" needs"));
+  EXPECT_THAT(gguf_error([](GgufVocabulary& v) { v.model = "bert"; }),
+              HasSubstr("tokenizer.ggml.model \"bert\" (WordPiece) is not supported (supported: \"gpt2\""));
   EXPECT_THAT(gguf_error([](GgufVocabulary& v) { v.model = ""; }), HasSubstr("tokenizer.ggml.model is absent"));
   const std::string error = gguf_error([](GgufVocabulary& v) { v.pre = "klingon"; });
   EXPECT_THAT(error, HasSubstr("tokenizer.ggml.pre \"klingon\" is not supported"));
-  for (const char* known : {"smollm", "llama-bpe", "qwen2", "gpt-2", "default"}) EXPECT_THAT(error, HasSubstr(known));
+  for (const char* known : {"smollm", "llama-bpe", "qwen2", "gpt-2", "default", "tekken", "bloom"}) EXPECT_THAT(error, HasSubstr(known));
 }
 
 TEST(TokenizerGgufRefusal, NamesTheKeyThatIsWrong) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -13,8 +14,11 @@
 
 namespace lockstep::text {
 
+/// A folder of the test data. With LOCKSTEP_GOLDENS=<folder> in the environment, of the whole set of reference data, where it is there.
 inline std::filesystem::path tokenizer_folder(const std::string& name) {
-  return std::filesystem::path(LOCKSTEP_TEST_DATA) / "tokenizers" / name;
+  const char* goldens = std::getenv("LOCKSTEP_GOLDENS");
+  const auto whole = std::filesystem::path(goldens ? goldens : "") / "tokenizers" / name;
+  return goldens && std::filesystem::exists(whole) ? whole : std::filesystem::path(LOCKSTEP_TEST_DATA) / "tokenizers" / name;
 }
 
 inline std::string read_text(const std::filesystem::path& path) {

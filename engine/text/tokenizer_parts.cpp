@@ -1,4 +1,4 @@
-#include "engine/text/bpe_tokenizer.h"
+#include "engine/text/tokenizer_parts.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -24,9 +24,9 @@ AddedTokenFinder make_finder(const std::vector<AddedToken>& added, bool normaliz
   return AddedTokenFinder(std::move(tokens));
 }
 
-class BpeTokenizer final : public Tokenizer {
+class PartsTokenizer final : public Tokenizer {
  public:
-  explicit BpeTokenizer(BpeTokenizerParts parts)
+  explicit PartsTokenizer(TokenizerParts parts)
       : parts_(std::move(parts)),
         in_raw_text_(make_finder(parts_.added, false, parts_.normalizer)),
         in_normalized_text_(make_finder(parts_.added, true, parts_.normalizer)) {
@@ -50,7 +50,7 @@ class BpeTokenizer final : public Tokenizer {
       if (section.id >= 0) {
         ids.push_back(section.id);
       } else {
-        encode_section(text.substr(section.range.begin, section.range.size()), parse_special, scratch, ids);
+        encode_section(text, section.range, parse_special, scratch, ids);
       }
     }
     if (add_special) {
@@ -78,28 +78,30 @@ class BpeTokenizer final : public Tokenizer {
   TextRules text_rules() const override { return parts_.text_rules; }
 
  private:
-  const BpeTokenizerParts::Token* find(TokenId id) const {
+  const TokenizerParts::Token* find(TokenId id) const {
     return id < 0 || static_cast<std::size_t>(id) >= parts_.tokens.size() ? nullptr : &parts_.tokens[static_cast<std::size_t>(id)];
   }
 
-  /// `text`: between two added tokens of the raw text.
-  void encode_section(std::string_view text, bool parse_special, Splitter::Scratch& scratch, std::vector<TokenId>& ids) const {
+  /// `range`: between two added tokens of the raw text.
+  void encode_section(std::string_view text, Range range, bool parse_special, Splitter::Scratch& scratch, std::vector<TokenId>& ids) const {
+    const bool starts_text = range.begin == 0;
     std::string normalized;
+    text = text.substr(range.begin, range.size());
     if (!parts_.normalizer.empty()) text = normalized = parts_.normalizer.apply(std::string(text), scratch.expression);
-    if (in_normalized_text_.empty()) return encode_words(text, scratch, ids);
+    if (in_normalized_text_.empty()) return encode_words(text, starts_text, scratch, ids);
     std::vector<Section> sections;
     in_normalized_text_.split(text, parse_special, sections);
     for (const Section& section : sections) {
       if (section.id >= 0) {
         ids.push_back(section.id);
       } else {
-        encode_words(text.substr(section.range.begin, section.range.size()), scratch, ids);
+        encode_words(text.substr(section.range.begin, section.range.size()), starts_text && section.range.begin == 0, scratch, ids);
       }
     }
   }
 
-  void encode_words(std::string_view text, Splitter::Scratch& scratch, std::vector<TokenId>& ids) const {
-    parts_.splitter.split(text, scratch);
+  void encode_words(std::string_view text, bool starts_text, Splitter::Scratch& scratch, std::vector<TokenId>& ids) const {
+    parts_.splitter.split(text, scratch, starts_text);
     for (const std::string_view word : scratch.words) parts_.encoder->encode(word, ids);
   }
 
@@ -110,13 +112,13 @@ class BpeTokenizer final : public Tokenizer {
     ids.erase(ids.begin(), ids.begin() + length);
   }
 
-  BpeTokenizerParts parts_;
+  TokenizerParts parts_;
   AddedTokenFinder in_raw_text_, in_normalized_text_;
   std::unordered_map<std::string_view, TokenId> ids_;  // views into parts_.tokens
 };
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_bpe_tokenizer(BpeTokenizerParts parts) { return std::make_unique<BpeTokenizer>(std::move(parts)); }
+std::unique_ptr<Tokenizer> make_tokenizer(TokenizerParts parts) { return std::make_unique<PartsTokenizer>(std::move(parts)); }
 
 }  // namespace lockstep::text

@@ -5,15 +5,15 @@
 #include <vector>
 
 #include "engine/text/added_tokens.h"
-#include "engine/text/bpe.h"
 #include "engine/text/normalizer.h"
 #include "engine/text/splitter.h"
 #include "engine/text/tokenizer.h"
+#include "engine/text/word_encoder.h"
 
 namespace lockstep::text {
 
-/// All that a BPE tokenizer is made of, whichever file it came from.
-struct BpeTokenizerParts {
+/// All that a tokenizer is made of, whichever file it came from.
+struct TokenizerParts {
   struct Token {
     std::string spelling;  // as the vocabulary has it
     std::string bytes;     // what it stands for in text
@@ -24,12 +24,12 @@ struct BpeTokenizerParts {
   std::vector<AddedToken> added;
   Normalizer normalizer;
   Splitter splitter;
-  std::unique_ptr<const BytePairEncoder> encoder;
+  std::unique_ptr<const WordEncoder> encoder;
   std::vector<TokenId> prefix, suffix;  // what add_special puts around the text
   TokenId bos_id = -1, eos_id = -1;
   Tokenizer::TextRules text_rules;
 };
 
-std::unique_ptr<Tokenizer> make_bpe_tokenizer(BpeTokenizerParts parts);
+std::unique_ptr<Tokenizer> make_tokenizer(TokenizerParts parts);
 
 }  // namespace lockstep::text

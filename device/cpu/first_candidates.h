@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "device/cpu/isa.h"
+#include "device/selection.h"
+
+namespace lockstep::device {
+
+/// The keys (candidate_key) of the first `count` ids in the order of candidates, in no order of their own. One pass: the vocabulary is
+/// never sorted. NaNs may be left out. Overwrites `keys`, keeping its capacity.
+void first_candidates(std::span<const float> logits, std::size_t count, Isa isa, std::vector<std::uint64_t>& keys);
+
+}  // namespace lockstep::device

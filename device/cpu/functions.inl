@@ -1,0 +1,69 @@
+// Elementary functions (docs/numerics.md, N4): IEEE multiply, add, fused multiply-add and divide only, so that every level gives the same
+// bits; device/cuda/kernels/math.cuh has them too.
+
+/// e^x to about one unit in the last place: x = n ln 2 + r, a polynomial in r, and 2^n in two factors so that subnormal results come out
+/// too.
+LOCKSTEP_INLINE Floats exp_of(Floats x) {
+  const Floats magic = splat(12582912.0f);              // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
+  x = max_of(splat(-104.0f), min_of(splat(89.0f), x));  // NaN is the second operand and stays
+  const Floats shifted = fma(x, splat(1.44269504f), magic);
+  const Floats n = sub(shifted, magic);
+  const Floats r = fma(n, splat(-1.42860677e-6f), fma(n, splat(-0.693145752f), x));
+  Floats p = splat(1.0f / 5040.0f);
+  p = fma(p, r, splat(1.0f / 720.0f));
+  p = fma(p, r, splat(1.0f / 120.0f));
+  p = fma(p, r, splat(1.0f / 24.0f));
+  p = fma(p, r, splat(1.0f / 6.0f));
+  p = fma(p, r, splat(0.5f));
+  p = fma(mul(p, r), r, r);
+  p = add(p, splat(1.0f));
+  const Ints exponent = sub(bits(shifted), bits(magic));
+  const Ints half = shift_right_signed<1>(exponent);
+  const Ints bias = splat_int(127);
+  p = mul(p, from_bits(shift_left<23>(add(half, bias))));
+  return mul(p, from_bits(shift_left<23>(add(sub(exponent, half), bias))));
+}
+
+LOCKSTEP_INLINE Floats magnitude(Floats x) { return from_bits(bit_and(bits(x), splat_int(0x7FFFFFFF))); }
+
+/// Lanes of `negative` where x has its sign bit set, those of `other` elsewhere.
+LOCKSTEP_INLINE Floats by_sign(Floats x, Floats negative, Floats other) {
+  const Ints mask = shift_right_signed<31>(bits(x));
+  return from_bits(bit_xor(bits(other), bit_and(mask, bit_xor(bits(negative), bits(other)))));
+}
+
+/// x Phi(x), Phi the normal distribution. Phi(-a) = e^(-a^2 / 2) t Q(t) with t = 1 / (1 + 0.3 a); Q interpolates at the Chebyshev nodes of
+/// its range. The rounding error of a^2 is carried on, so that the far tail is right, too.
+LOCKSTEP_INLINE Floats gelu_of(Floats x) {
+  const Floats a = min_of(splat(20.0f), magnitude(x));  // NaN is the second operand and stays; beyond 20, Phi(-a) is 0
+  const Floats square = mul(a, a), rest = fma(a, a, sub(zero(), square));
+  Floats e = exp_of(mul(square, splat(-0.5f)));
+  e = fma(e, mul(rest, splat(-0.5f)), e);
+  const Floats t = div(splat(1.0f), fma(a, splat(0.3f), splat(1.0f)));
+  Floats q = splat(-0.0209560245f);
+  q = fma(q, t, splat(0.114257455f));
+  q = fma(q, t, splat(-0.23252441f));
+  q = fma(q, t, splat(0.19755058f));
+  q = fma(q, t, splat(-0.0842134804f));
+  q = fma(q, t, splat(0.0987113863f));
+  q = fma(q, t, splat(0.0775179043f));
+  q = fma(q, t, splat(0.110418409f));
+  q = fma(q, t, splat(0.119550429f));
+  q = fma(q, t, splat(0.119687751f));
+  const Floats below = mul(mul(e, t), q);
+  return mul(x, by_sign(x, below, sub(splat(1.0f), below)));
+}
+
+/// The sigmoid of twice the argument of tanh, times x.
+LOCKSTEP_INLINE Floats gelu_tanh_of(Floats x) {
+  const Floats inner = fma(mul(mul(x, x), x), splat(0.044715f), x);
+  return div(x, add(splat(1.0f), exp_of(mul(inner, splat(-1.59576912f)))));
+}
+
+template <Nonlinearity kFunction>
+LOCKSTEP_INLINE Floats activation_of(Floats x) {
+  if constexpr (kFunction == Nonlinearity::kSilu) return div(x, add(splat(1.0f), exp_of(sub(zero(), x))));
+  if constexpr (kFunction == Nonlinearity::kGelu) return gelu_of(x);
+  if constexpr (kFunction == Nonlinearity::kGeluTanh) return gelu_tanh_of(x);
+  return max_of(zero(), x);  // NaN and -0 are the second operand and stay
+}

@@ -1,0 +1,119 @@
+#include "device/cpu/selection.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "device/cpu/first_candidates.h"
+#include "device/cpu/vocabulary_sum.h"
+
+namespace lockstep::device::cpu {
+
+/// op(thread, index) for every row of the selection.
+template <class Op>
+void CpuSelection::over_rows(std::size_t num_rows, const Op& op) {
+  if (pool_.size() == 1 || num_rows < 2) {
+    for (std::size_t row = 0; row < num_rows; ++row) op(std::size_t{0}, row);
+    return;
+  }
+  pool_.run([&](std::size_t thread) {
+    const std::size_t end = num_rows * (thread + 1) / pool_.size();
+    for (std::size_t row = num_rows * thread / pool_.size(); row < end; ++row) op(thread, row);
+  });
+}
+
+/// Returns the maximum of the changed row.
+float CpuSelection::change_row(float* row, std::size_t columns, float top, std::size_t index) {
+  flags_[index] = 1;
+  const std::size_t end = first_changes_[index + 1];
+  for (std::size_t i = first_changes_[index]; i < end; ++i) {
+    float& logit = row[changes_[i].id];
+    saved_[i] = logit;
+    logit = changed(logit, changes_[i]);
+    if (!changes_[i].masks() && !std::isfinite(logit)) flags_[index] = 0;
+  }
+  return first_changes_[index] == end ? top : maximum(std::span(row, columns));
+}
+
+void CpuSelection::begin(float* logits, std::size_t columns, std::span<const float> tops, const Selection& selection, std::size_t rank,
+                         std::size_t num_ranks, float* maxima) {
+  const std::size_t num_rows = selection.rows.size();
+  layout_.reset(selection.rows, columns, runs_.size());
+  changes_ = selection.changes;
+  first_changes_.assign(1, 0);
+  for (const SelectionRow& row : selection.rows) first_changes_.push_back(first_changes_.back() + row.num_changes);
+  saved_.resize(selection.changes.size());
+  flags_.assign(num_rows, 1);
+  sums_.resize(layout_.num_sums());
+  candidates_.resize(layout_.num_candidates());
+  std::fill_n(maxima, 2 * num_ranks * num_rows, 0.0f);
+  float* mine = maxima + 2 * rank * num_rows;
+  if (columns == 0) {
+    std::fill_n(mine, 2 * num_rows, -std::numeric_limits<float>::infinity());
+    return;
+  }
+  over_rows(num_rows, [&](std::size_t, std::size_t index) {
+    const std::size_t row = selection.rows[index].row;
+    mine[2 * index] = change_row(logits + row * columns, columns, tops[row], index);
+    mine[2 * index + 1] = tops[row];
+  });
+}
+
+void CpuSelection::sum_runs(std::span<const float> row, float maximum, double scale, std::size_t first) {
+  for (std::size_t run = 0; run < runs_.size(); ++run) {
+    const std::size_t begin = (runs_[run].begin - runs_.front().begin) * kVocabularySegment;
+    const std::size_t count = std::min<std::size_t>(runs_[run].size * kVocabularySegment, row.size() - begin);
+    sums_[first + run] = sum_of_exponentials(row.subspan(begin, count), maximum, scale, isa_);
+  }
+}
+
+/// Only their ids: the logits may be changed ones.
+void CpuSelection::find_candidates(std::span<const float> row, std::size_t count, std::size_t first, std::size_t thread) {
+  std::vector<std::uint64_t>& keys = keys_[thread];
+  first_candidates(row, count, isa_, keys);
+  for (std::size_t i = 0; i < count; ++i) candidates_[first + i].id = i < keys.size() ? static_cast<std::uint32_t>(keys[i]) : 0;
+}
+
+void CpuSelection::finish_row(float* row, std::size_t columns, const SelectionRow& wanted, std::size_t index, float changed_maximum,
+                              float maximum, std::size_t thread) {
+  const SelectionLayout::Row& place = layout_.rows()[index];
+  const std::span<const float> logits(row, columns);
+  if (wanted.scale != 0.0) sum_runs(logits, changed_maximum, wanted.scale, place.sums);
+  find_candidates(logits, place.num_candidates, place.candidates, thread);
+  for (std::size_t i = first_changes_[index]; i < first_changes_[index + 1]; ++i) row[changes_[i].id] = saved_[i];
+  if (wanted.log_sum == LogSum::kOwn) sum_runs(logits, maximum, 1.0, place.log_sums);
+  find_candidates(logits, place.num_best, place.best, thread);
+  for (std::size_t i = 0; i < place.num_candidates; ++i) {
+    Candidate& candidate = candidates_[place.candidates + i];
+    candidate.logit = row[candidate.id];
+  }
+  for (std::size_t i = 0; i < place.num_best; ++i) candidates_[place.best + i].logit = row[candidates_[place.best + i].id];
+}
+
+void CpuSelection::finish(float* logits, std::size_t columns, const Selection& selection, std::size_t num_ranks, const float* maxima) {
+  if (columns == 0) return;
+  const std::size_t num_rows = selection.rows.size();
+  over_rows(num_rows, [&](std::size_t thread, std::size_t index) {
+    float changed_maximum = maxima[2 * index];
+    float maximum = maxima[2 * index + 1];
+    for (std::size_t rank = 1; rank < num_ranks; ++rank) {
+      changed_maximum = std::max(changed_maximum, maxima[2 * (rank * num_rows + index)]);
+      maximum = std::max(maximum, maxima[2 * (rank * num_rows + index) + 1]);
+    }
+    finish_row(logits + selection.rows[index].row * columns, columns, selection.rows[index], index, changed_maximum, maximum, thread);
+  });
+}
+
+void CpuSelection::read(std::span<std::byte> found) const {
+  const auto put = [&](std::size_t offset, const void* from, std::size_t bytes) {
+    if (bytes > 0) std::memcpy(found.data() + offset, from, bytes);
+  };
+  put(0, sums_.data(), sums_.size() * sizeof(double));
+  put(layout_.candidates_offset(), candidates_.data(), candidates_.size() * sizeof(Candidate));
+  put(layout_.flags_offset(), flags_.data(), flags_.size() * sizeof(std::uint32_t));
+  const std::size_t end = layout_.flags_offset() + flags_.size() * sizeof(std::uint32_t);
+  std::fill(found.begin() + static_cast<std::ptrdiff_t>(end), found.end(), std::byte{0});
+}
+
+}  // namespace lockstep::device::cpu

@@ -1,0 +1,40 @@
+#include "engine/sampling/selected_row.h"
+
+#include <algorithm>
+
+namespace lockstep::engine {
+namespace {
+
+constexpr std::uint32_t kRoomForTies = 8;
+
+}  // namespace
+
+bool can_select(const SamplingParams& params) {
+  if (params.greedy()) return true;
+  if (params.top_k > 0) return static_cast<std::uint32_t>(params.top_k) + kRoomForTies <= device::kMaxCandidates;
+  return params.typical_p >= 1.0f || params.top_p < 1.0f || params.min_p > 0.0f;  // else typical_p looks at every token
+}
+
+device::SelectionRow selection_row(const SamplingParams& params, std::span<const device::LogitChange> changes, std::uint32_t candidates) {
+  device::SelectionRow row;
+  row.num_changes = static_cast<std::uint32_t>(changes.size());
+  row.num_masked =
+      static_cast<std::uint32_t>(std::count_if(changes.begin(), changes.end(), [](const auto& change) { return change.masks(); }));
+  row.num_candidates = 1;
+  if (!params.greedy()) {
+    const bool has_top_k = params.top_k > 0;
+    row.num_candidates = candidates;
+    if (has_top_k && candidates <= kFirstCandidates) row.num_candidates = static_cast<std::uint32_t>(params.top_k) + kRoomForTies;
+    row.scale = 1.0 / static_cast<double>(params.temperature);
+    // Where top_k leaves all that is not masked, the candidates are all of it.
+    if (has_top_k || (params.top_p >= 1.0f && params.min_p > 0.0f)) row.scale = 0.0;
+  }
+  if (params.logprobs >= 0) {
+    row.log_sum = changes.empty() && row.scale == 1.0 ? device::LogSum::kIsMass : device::LogSum::kOwn;
+    std::uint32_t& count = changes.empty() ? row.num_candidates : row.num_best;
+    count = std::max(count, static_cast<std::uint32_t>(params.logprobs));
+  }
+  return row;
+}
+
+}  // namespace lockstep::engine

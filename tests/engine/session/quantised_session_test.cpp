@@ -1,0 +1,160 @@
+// Whole models from quantised Hugging Face checkpoints, on several ranks.
+#include <functional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/quantised_folder.h"
+#include "tests/support/session_run.h"
+#include "tests/support/temporary_folder.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using test::GroupedMatrix;
+using test::SafetensorsBuilder;
+
+constexpr std::size_t kHidden = 128, kInner = 512, kVocabulary = 33, kLayers = 2;
+
+json config(const json& quantisation) {
+  json config = json::parse(
+      R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
+          "max_position_embeddings": 64, "torch_dtype": "float16"})");
+  config["hidden_size"] = kHidden;
+  config["intermediate_size"] = kInner;
+  config["num_hidden_layers"] = kLayers;
+  config["vocab_size"] = kVocabulary;
+  if (!quantisation.is_null()) config["quantization_config"] = quantisation;
+  return config;
+}
+
+/// How a matrix is put into a file, and as what it has to come out of it again.
+using AddMatrix = std::function<std::vector<float>(SafetensorsBuilder&, const std::string& module, std::size_t rows, std::size_t columns,
+                                                   std::uint32_t seed)>;
+
+/// A model whose linear layers `add` writes, beside the same model in F32.
+class TwoFolders {
+ public:
+  TwoFolders(const json& quantisation, const AddMatrix& add) {
+    SafetensorsBuilder packed, plain;
+    std::uint32_t seed = 1;
+    const auto floats = [&](const std::string& name, const std::vector<std::size_t>& shape, float base) {
+      std::vector<float> values;
+      std::size_t count = 1;
+      for (const std::size_t axis : shape) count *= axis;
+      for (std::size_t i = 0; i < count; ++i)
+        values.push_back(base + 0.3f * static_cast<float>(static_cast<int>((i * 37 + seed) % 19) - 9) / 9.0f);
+      ++seed;
+      packed.add(name, "F32", shape, values);
+      plain.add(name, "F32", shape, values);
+    };
+    const auto matrix = [&](const std::string& module, std::size_t rows, std::size_t columns) {
+      plain.add(module + ".weight", "F32", {rows, columns}, add(packed, module, rows, columns, seed++));
+    };
+    floats("model.embed_tokens.weight", {kVocabulary, kHidden}, 0.0f);
+    for (std::size_t layer = 0; layer < kLayers; ++layer) {
+      const std::string module = "model.layers." + std::to_string(layer) + ".";
+      floats(module + "input_layernorm.weight", {kHidden}, 1.0f);
+      matrix(module + "self_attn.q_proj", kHidden, kHidden);
+      matrix(module + "self_attn.k_proj", kHidden / 2, kHidden);
+      matrix(module + "self_attn.v_proj", kHidden / 2, kHidden);
+      matrix(module + "self_attn.o_proj", kHidden, kHidden);
+      floats(module + "post_attention_layernorm.weight", {kHidden}, 1.0f);
+      matrix(module + "mlp.gate_proj", kInner, kHidden);
+      matrix(module + "mlp.up_proj", kInner, kHidden);
+      matrix(module + "mlp.down_proj", kHidden, kInner);
+    }
+    floats("model.norm.weight", {kHidden}, 1.0f);
+    floats("lm_head.weight", {kVocabulary, kHidden}, 0.0f);
+    packed_.write("config.json", config(quantisation).dump());
+    packed_.write("model.safetensors", packed.str());
+    plain_.write("config.json", config(nullptr).dump());
+    plain_.write("model.safetensors", plain.str());
+  }
+  const fs::path& packed() const { return packed_.path(); }
+  const fs::path& plain() const { return plain_.path(); }
+
+ private:
+  test::TemporaryFolder packed_, plain_;
+};
+
+std::vector<std::vector<float>> logits(const test::RunSetup& setup) {
+  std::vector<std::vector<float>> rows;
+  test::with_session(setup, [&](engine::Session& session) { rows = test::prompt_logits(session, {3, 17, 8, 30, 1, 2, 5}); });
+  return rows;
+}
+
+test::RunSetup as_stored(const fs::path& model, int ranks) {
+  test::RunSetup setup = test::exact_setup(model, ranks);
+  setup.session.dtype = std::nullopt;
+  return setup;
+}
+
+/// In fp32 the packed model is the plain one, to the bit; as it is stored it is the same on any number of ranks.
+void expect_same_model(const TwoFolders& folders) {
+  const auto expected = logits(test::exact_setup(folders.plain(), 1));
+  ASSERT_EQ(expected.size(), 7u);
+  EXPECT_NE(expected[0], expected[6]);
+  std::vector<std::vector<float>> stored;
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_EQ(logits(test::exact_setup(folders.packed(), ranks)), expected) << ranks << " ranks";
+    const auto found = logits(as_stored(folders.packed(), ranks));
+    if (stored.empty()) stored = found;
+    EXPECT_EQ(found, stored) << ranks << " ranks, as stored";
+  }
+}
+
+TEST(QuantisedSession, GptqIsTheSameModelOnAnyNumberOfRanks) {
+  for (const bool symmetric : {true, false}) {
+    for (const bool any_order : {false, true}) {
+      const json quantisation{{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 64}, {"sym", symmetric}, {"desc_act", any_order}};
+      expect_same_model(TwoFolders(quantisation, [&](SafetensorsBuilder& file, const std::string& module, std::size_t rows,
+                                                     std::size_t columns, std::uint32_t seed) {
+        const GroupedMatrix matrix = test::random_grouped(rows, columns, 4, 64, symmetric, any_order, seed);
+        test::add_gptq(file, module, matrix);
+        return matrix.values();
+      }));
+    }
+  }
+}
+
+TEST(QuantisedSession, AwqIsTheSameModelOnAnyNumberOfRanks) {
+  const json quantisation{{"quant_method", "awq"}, {"bits", 4}, {"group_size", 32}, {"zero_point", true}, {"version", "GEMM"}};
+  expect_same_model(TwoFolders(
+      quantisation, [](SafetensorsBuilder& file, const std::string& module, std::size_t rows, std::size_t columns, std::uint32_t seed) {
+        const GroupedMatrix matrix = test::random_grouped(rows, columns, 4, 32, false, false, seed);
+        test::add_awq(file, module, matrix);
+        return matrix.values();
+      }));
+}
+
+TEST(QuantisedSession, Float8InBlocksIsTheSameModelOnAnyNumberOfRanks) {
+  const json quantisation{{"quant_method", "fp8"}, {"weight_block_size", {48, 32}}};
+  expect_same_model(TwoFolders(
+      quantisation, [](SafetensorsBuilder& file, const std::string& module, std::size_t rows, std::size_t columns, std::uint32_t seed) {
+        // Codes of -1, -0.5, 0.5, 1 and 0, which are the same numbers in fp32 whatever a table says.
+        const std::vector<std::pair<unsigned char, float>> codes{{0xB8, -1.0f}, {0xB0, -0.5f}, {0x30, 0.5f}, {0x38, 1.0f}, {0x00, 0.0f}};
+        const std::size_t block_rows = (rows + 47) / 48, block_columns = columns / 32;
+        std::vector<float> scales, values;
+        for (std::size_t i = 0; i < block_rows * block_columns; ++i) scales.push_back(0.05f + 0.01f * static_cast<float>((i + seed) % 11));
+        std::string bytes;
+        std::uint32_t state = seed;
+        for (std::size_t row = 0; row < rows; ++row) {
+          for (std::size_t column = 0; column < columns; ++column) {
+            state = state * 1664525u + 1013904223u;
+            const auto& [code, value] = codes[(state >> 16) % codes.size()];
+            bytes += static_cast<char>(code);
+            values.push_back(value * scales[row / 48 * block_columns + column / 32]);
+          }
+        }
+        file.add(module + ".weight", "F8_E4M3", {rows, columns}, bytes);
+        file.add(module + ".weight_scale_inv", "F32", {block_rows, block_columns}, scales);
+        return values;
+      }));
+}
+
+}  // namespace
+}  // namespace lockstep

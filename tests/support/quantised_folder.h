@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::test {
+
+/// A safetensors file in the making, of tensors of any type.
+class SafetensorsBuilder {
+ public:
+  SafetensorsBuilder& add(const std::string& name, std::string_view type, const std::vector<std::size_t>& shape, std::string_view bytes);
+  template <class T>
+  SafetensorsBuilder& add(const std::string& name, std::string_view type, const std::vector<std::size_t>& shape,
+                          const std::vector<T>& values) {
+    return add(name, type, shape, std::string_view(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)));
+  }
+  std::string str() const;
+
+ private:
+  std::string header_;
+  std::string data_;
+};
+
+/// A matrix in groups of columns, as its quantiser had it before packing: w[row][column] = (quant - zero) * scale.
+struct GroupedMatrix {
+  std::size_t rows = 0;
+  std::size_t columns = 0;
+  unsigned bits = 4;
+  std::vector<std::size_t> group;     // of each column
+  std::vector<int> quants;            // [rows][columns]
+  std::vector<int> zeros;             // [groups][rows]
+  std::vector<std::uint16_t> scales;  // [groups][rows], F16
+  std::size_t groups() const { return zeros.size() / rows; }
+  /// What it stands for: [rows][columns].
+  std::vector<float> values() const;
+};
+
+/// Random numbers; the same everywhere. `any_order`: columns belong to groups at random; else group by group. Where `symmetric`, all zero
+/// points are 2^(bits - 1).
+GroupedMatrix random_grouped(std::size_t rows, std::size_t columns, unsigned bits, std::size_t group_size, bool symmetric, bool any_order,
+                             std::uint32_t seed);
+
+/// Adds MODULE.qweight, .qzeros, .scales and .g_idx as AutoGPTQ packs them; zero points less one unless `version_2`.
+void add_gptq(SafetensorsBuilder& file, const std::string& module, const GroupedMatrix& matrix, bool version_2 = false);
+/// Adds MODULE.qweight, .qzeros and .scales as AutoAWQ's "gemm" version packs them.
+void add_awq(SafetensorsBuilder& file, const std::string& module, const GroupedMatrix& matrix);
+
+}  // namespace lockstep::test
