@@ -225,7 +225,7 @@ void AttentionRunner::finish(const AttentionCall& call, const Item& item, std::s
   kernels_.finish_state(state, head_dim_, row);
   const std::size_t column = head * head_dim_, entry = token * call.int8.blocks + column / kBlock;
   kernels_.quantise(row, head_dim_ / kBlock, call.int8.quants + token * call.int8.stride + column, call.int8.scales + entry,
-                    call.int8.scaled_sums + entry, call.int8.sums + entry);
+                    call.int8.scaled_sums + entry, call.int8.sums + 2 * entry);
 }
 
 void AttentionRunner::append_token(float* row, std::size_t angles, std::size_t num_heads, std::size_t num_kv_heads,
