@@ -72,6 +72,8 @@ void products(benchmark::State& state, DType dtype, Isa isa, std::size_t threads
     state.counters["probe_GB/s"] = 1e-9 * measure_read_bandwidth(threads, std::size_t{200} << 20, 0.3);
   } else {
     state.counters["GOP/s"] = benchmark::Counter(2e-9 * runs * static_cast<double>(rows * columns * tokens), benchmark::Counter::kIsRate);
+    const PeakRates peak = measure_peak_rates(isa);
+    state.counters["peak_GOP/s"] = 1e-9 * static_cast<double>(threads) * (blocks ? peak.integers : peak.floats);
   }
 }
 

@@ -112,6 +112,7 @@ struct StepBatch {
     std::uint32_t num_tokens = 0;      // rows of this step
     std::uint32_t first_position = 0;  // position of that first token: the tokens before it are in the cache
     std::uint32_t block_table = 0;     // index of its first entry in `block_tables`
+    std::uint32_t prompt_length = 0;   // tokens of its prompt: rotary angles may depend on it
   };
   std::vector<std::int32_t> token_ids;      // [tokens]
   std::vector<std::int32_t> positions;      // [tokens]
@@ -145,6 +146,8 @@ struct AttentionSpec {
   std::vector<std::uint32_t> kv_head_of;  // [num_heads]: index of the local KV head that a local query head reads
   float scale = 0.0f;                     // factor of the scores q.k
   std::uint32_t window = 0;               // a query at position p sees keys in (p - window, p]; 0: all of [0, p]
+  float soft_cap = 0.0f;                  // not 0: a score s becomes soft_cap * tanh(s / soft_cap)
+  std::vector<float> slopes;              // [num_heads]: slope * position of the key is added to a score; empty: nothing is
 };
 
 /// How a row is normalised (docs/numerics.md, N3). Vectors are fp32 [columns] in device memory.
@@ -178,6 +181,19 @@ struct RotaryTable {
   std::span<const float> cosines;
   std::span<const float> sines;
   std::size_t rotary_dim = 0;  // the first dims of a head that are rotated, in pairs (i, i + rotary_dim / 2)
+  bool by_token = false;       // the rows are those of the step's tokens, not positions
+};
+
+/// How tokens choose their experts: the `per_token` largest of their logits, ties to the lower id.
+struct Routing {
+  std::size_t per_token = 0;
+  bool renormalised = false;  // the softmax is over the chosen ones, else over all
+};
+
+/// One expert of a rank: its inner columns. `down` has a root for each leaf.
+struct Expert {
+  const Weight* gate_up = nullptr;
+  const Weight* down = nullptr;
 };
 
 /// The top of a row of logits: the largest value, and the lowest id that has it.
@@ -201,6 +217,8 @@ class Device {
   virtual std::string numerics() const = 0;
   /// How activations must stand that are multiplied with weights of this type.
   virtual Activation activation_for(DType weight) const = 0;
+  /// Whether linear() takes activations of this type for weights of that one; those of activation_for() it always takes.
+  virtual bool multiplies(DType weight, Activation activation) const { return activation == activation_for(weight); }
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
   /// Bytes of a matrix of at most `rows` rows.
   virtual std::size_t matrix_bytes(Activation type, std::size_t rows, std::size_t columns) const = 0;
@@ -243,7 +261,7 @@ class Device {
                         const Matrix& out) = 0;
   /// Root r of the product goes to rows [r * num_rows, (r + 1) * num_rows) of `out`: with one root, out = in W^T (+ bias [rows of W]).
   /// The product stands in columns [out_column, out_column + rows of W) of `out`: stacked products of several types share one matrix.
-  /// `in` is of the type that activation_for() names for W. out is kFloat32 and has room for num_roots x num_rows rows.
+  /// `in` is of the type that activation_for() names for W, or another that multiplies() admits. out: kFloat32, num_roots x num_rows rows.
   virtual void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
                       std::size_t out_column = 0) = 0;
   /// Rotates the queries of `qkv` in place, and the keys on their way into the cache; values go there as they are.
@@ -256,6 +274,36 @@ class Device {
   virtual void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) = 0;
   /// out = function(x). x kFloat32 [T, n]; out of either type, [T, n].
   virtual void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) = 0;
+  // Ops in place, on kFloat32.
+
+  /// x row t += row (position of token t + offset) of `table`, expanded.
+  virtual void add_positions(const Weight& table, std::size_t offset, const Matrix& x) = 0;
+  /// x *= factor.
+  virtual void scale(const Matrix& x, std::size_t num_rows, float factor) = 0;
+  /// x = cap * tanh(x / cap).
+  virtual void soft_cap(const Matrix& x, std::size_t num_rows, float cap) = 0;
+  /// x row t *= sigmoid(gates row t). gates [T, 1].
+  virtual void gate_rows(const Matrix& x, std::size_t num_rows, const Matrix& gates) = 0;
+  /// The norm of each of the heads in columns [first_column, first_column + num_heads * head_dim) by itself; weight [head_dim].
+  virtual void norm_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                          const Norm& norm) = 0;
+
+  /// The square sum of each of those heads: row h * num_rows + t of `out` [num_heads * T, 1].
+  virtual void square_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                            const Matrix& out) = 0;
+  /// x = x / sqrt(square / norm_columns + eps) * weight in columns [first_column, first_column + num_columns). squares [T, 1]; weight
+  /// [num_columns].
+  virtual void norm_by_square(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_columns,
+                              const Matrix& squares, std::size_t norm_columns, const float* weight, float eps) = 0;
+
+  /// out[t, e] = the weight of expert e for token t, 0 where it is not chosen. logits, out kFloat32 [T, experts].
+  virtual void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) = 0;
+  /// out = the sum over the chosen experts of weight * down(function(gate) * up), leaf by leaf: experts ascending, then the leaves to roots
+  /// as `leaves` says (docs/numerics.md, "Experts"). h [T, hidden] of the type that activation_for() names for gate and up; routing [T,
+  /// experts] of route(); out kFloat32 as that of linear().
+  virtual void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, Nonlinearity function,
+                       std::span<const Leaf> leaves, const Matrix& out) = 0;
+
   /// out = x as the other type.
   virtual void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) = 0;
   /// Finds the top of each row of logits; read_tops() then has them.

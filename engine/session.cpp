@@ -58,6 +58,27 @@ device::DType default_kv_dtype(const parallel::RankGraph& plan, const SessionOpt
   return any_bf16 ? device::DType::kBF16 : device::DType::kF16;
 }
 
+parallel::ActivationRule activation_rule(const SessionOptions& options, const device::Device& device) {
+  return [wanted = options.activation, &device](device::DType weight) {
+    if (!wanted || !device::info(weight).block_quantised()) return device.activation_for(weight);
+    if (!device.multiplies(weight, *wanted)) {
+      throw std::invalid_argument("--activation-dtype " + std::string(device::name_of(*wanted)) + ": this device (" + device.description() +
+                                  ") does not multiply " + std::string(device::info(weight).name) + " weights with such activations");
+    }
+    return *wanted;
+  };
+}
+
+/// How far back the layers see at most; 0: one sees all.
+std::size_t window_of_all_layers(const parallel::RankGraph& graph) {
+  std::size_t window = 0;
+  for (const parallel::Attention& attention : graph.attentions) {
+    if (attention.window == 0) return 0;
+    window = std::max<std::size_t>(window, attention.window);
+  }
+  return window;
+}
+
 }  // namespace
 
 parallel::Graph graph_of(const OpenedModel& model, std::optional<device::DType> dtype) {
@@ -123,8 +144,11 @@ void Session::State::size_cache(const parallel::RankGraph& plan, std::uint64_t b
 }
 
 RunnerOptions Session::State::runner_options() const {
+  constexpr std::size_t kScoringBytes = std::size_t{256} << 20;
+  std::size_t logit_rows = options.max_num_seqs;
+  if (options.for_scoring) logit_rows = std::max(logit_rows, kScoringBytes / (sizeof(float) * model.spec.vocab_size));
   return {.max_tokens = options.max_num_batched_tokens,
-          .max_logit_rows = std::min(options.max_num_seqs, options.max_num_batched_tokens),
+          .max_logit_rows = std::min(logit_rows, options.max_num_batched_tokens),
           .max_sequences = std::min(options.max_num_seqs, options.max_num_batched_tokens),
           .max_positions = max_model_len,
           .kv = kv};
@@ -146,19 +170,24 @@ std::uint64_t Session::State::free_memory_budget(const parallel::RankGraph& plan
 
 void Session::State::make_engine(parallel::RankGraph plan, LoadedShard shard) {
   weight_bytes = shard.size_bytes();
-  runner = std::make_unique<Runner>(std::move(plan), std::move(shard), model.spec.rope, runner_options(), device, communicator);
+  runner = std::make_unique<Runner>(std::move(plan), std::move(shard), runner_options(), device, communicator);
   if (!is_root()) return;
-  CoordinatorOptions coordinator_options{.scheduler = {.max_num_seqs = options.max_num_seqs,
-                                                       .max_num_batched_tokens = options.max_num_batched_tokens,
-                                                       .prefill_chunk = options.prefill_chunk,
-                                                       .num_blocks = kv.num_blocks,
-                                                       .block_size = kv.block_size,
-                                                       .prefix_caching = options.prefix_caching,
-                                                       .preempt_every = options.preempt_every},
-                                         .max_model_len = max_model_len,
-                                         .vocab_size = model.spec.vocab_size,
-                                         .eos_ids = eos_ids,
-                                         .tokenizer = tokenizer.get()};
+  const auto& rotaries = runner->graph().rotaries;
+  CoordinatorOptions coordinator_options{
+      .scheduler = {.max_num_seqs = options.max_num_seqs,
+                    .max_num_batched_tokens = options.max_num_batched_tokens,
+                    .prefill_chunk = options.prefill_chunk,
+                    .num_blocks = kv.num_blocks,
+                    .block_size = kv.block_size,
+                    .window = window_of_all_layers(runner->graph()),
+                    .prefix_caching = options.prefix_caching,
+                    .preempt_every = options.preempt_every},
+      .max_model_len = max_model_len,
+      .vocab_size = model.spec.vocab_size,
+      .eos_ids = eos_ids,
+      .angles_depend_on_length =
+          std::any_of(rotaries.begin(), rotaries.end(), [](const parallel::Rotary& each) { return each.depends_on_length(); }),
+      .tokenizer = tokenizer.get()};
   coordinator = std::make_unique<Coordinator>(std::move(coordinator_options), *runner, communicator.size() > 1 ? &channel : nullptr);
 }
 
@@ -174,9 +203,9 @@ Session::Session(const SessionOptions& options, device::Device& device, comm::Co
   state_->model = open_model(options.model);
   require_same_model(communicator, state_->model);
   const parallel::Graph graph = graph_of(state_->model, options.dtype);
-  parallel::RankGraph plan = parallel::plan(
-      graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
-      [&](device::DType weight) { return device.activation_for(weight); }, options.one_leaf);
+  parallel::RankGraph plan =
+      parallel::plan(graph, static_cast<std::size_t>(communicator.rank()), static_cast<std::size_t>(communicator.size()),
+                     activation_rule(options, device), options.one_leaf);
   state_->open_text();
   // A budget that is known is checked before gigabytes are read.
   if (options.kv_cache_bytes) state_->size_cache(plan, *options.kv_cache_bytes);
@@ -243,7 +272,8 @@ void Session::forward(std::span<const std::int32_t> prompt, const OnLogits& on_l
     plan.batch.sequences = {{.first_token = 0,
                              .num_tokens = static_cast<std::uint32_t>(count),
                              .first_position = static_cast<std::uint32_t>(first),
-                             .block_table = 0}};
+                             .block_table = 0,
+                             .prompt_length = static_cast<std::uint32_t>(prompt.size())}};
     plan.batch.block_tables.resize((first + count + state.kv.block_size - 1) / state.kv.block_size);
     std::iota(plan.batch.block_tables.begin(), plan.batch.block_tables.end(), 0u);
     plan.batch.logit_rows.resize(count);

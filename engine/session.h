@@ -23,6 +23,7 @@ namespace lockstep::engine {
 struct SessionOptions {
   std::filesystem::path model;
   std::optional<device::DType> dtype;     // F32, F16 or BF16: what all matrices are converted to; absent: as stored
+  std::optional<device::Activation> activation;  // of products with block-quantised weights: kFloat32 or kInt8Blocks; absent: the device's
   std::optional<device::DType> kv_dtype;  // absent: dtype; without it BF16 for BF16 weights, else F16
   device::KvQuantisation kv_quantised = device::KvQuantisation::kNone;  // in place of kv_dtype: 8 bits
   std::optional<std::uint64_t> kv_cache_bytes;  // budget of one rank; absent: of a device with memory of its own, what is free then
@@ -31,6 +32,7 @@ struct SessionOptions {
   std::optional<std::size_t> max_model_len;     // absent: the model's, or what the budget holds
   std::size_t max_num_seqs = 32;
   std::size_t max_num_batched_tokens = 512;
+  bool for_scoring = false;       // room for the logits of as many prompt positions of a step as 256 MiB hold
   std::size_t prefill_chunk = 0;  // tokens of one sequence's prefill in a step; 0: what the step has room for
   bool prefix_caching = true;     // requests that begin with the same tokens share the KV blocks of those
   std::size_t preempt_every = 0;  // test aid

@@ -22,7 +22,7 @@ engine::BatchOptions batch_options(const RunConfig& config) {
   options.seed = config.seed;
   if (!config.served_model_name.empty()) options.served_model_name = config.served_model_name;
   options.max_in_flight = 2 * static_cast<std::size_t>(config.max_num_seqs);
-  options.settings = {{"dtype", config.dtype}, {"reduction", config.reduction}};
+  options.settings = {{"dtype", config.dtype}, {"activation-dtype", config.activation_dtype}, {"reduction", config.reduction}};
   options.numerics_version = engine::kNumericsVersion;
   return options;
 }

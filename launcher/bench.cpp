@@ -150,6 +150,7 @@ void print_json(const Job& job, const Results& results, const Work& work) {
                                  {"device", job.device},
                                  {"reduction", config.reduction},
                                  {"dtype", config.dtype},
+                                 {"activation_dtype", config.activation_dtype},
                                  {"kv_dtype", job.session.kv_type()},
                                  {"in_len", config.input_len},
                                  {"out_len", config.output_len},

@@ -12,16 +12,19 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr Subcommand kSubcommands[] = {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kInspect, Subcommand::kBench};
+constexpr Subcommand kSubcommands[] = {Subcommand::kBatch,   Subcommand::kGenerate, Subcommand::kScore,
+                                       Subcommand::kInspect, Subcommand::kBench,    Subcommand::kQuantize};
 
 std::string describe(Subcommand subcommand) {
   switch (subcommand) {
     case Subcommand::kBatch: return "answer a file of requests";
     case Subcommand::kGenerate: return "continue one prompt";
     case Subcommand::kInspect: return "show a model and how ranks would share it";
+    case Subcommand::kScore: return "perplexity of a text, log-likelihoods of continuations";
     case Subcommand::kBench:
       return "measure prefill, decode and batch speed; bench latency, bench throughput: requests end to end; bench comm: the sums between "
              "ranks";
+    case Subcommand::kQuantize: return "turn a model into a GGUF file: lockstep quantize IN OUT --type TYPE";
   }
   return {};
 }
@@ -169,7 +172,7 @@ CommandLine parse_command_line(std::span<const std::string> arguments, const Env
   const auto chosen = app.get_subcommands();
   if (chosen.empty()) {
     const auto extras = app.remaining();
-    if (extras.empty()) throw UsageError("a subcommand is missing: batch, generate, inspect or bench (lockstep --help)");
+    if (extras.empty()) throw UsageError("a subcommand is missing: batch, generate, score, inspect, bench or quantize (lockstep --help)");
     if (extras.front().starts_with('-'))
       throw UsageError(fmt::format("{}: flags stand behind the subcommand (lockstep --help)", extras.front()));
     refuse_subcommand(extras.front());
@@ -185,6 +188,13 @@ CommandLine parse_command_line(std::span<const std::string> arguments, const Env
     result.config.bench = kind;
     extras.erase(extras.begin());
     break;
+  }
+  if (subcommand == Subcommand::kQuantize) {
+    for (std::string RunConfig::*field : {&RunConfig::model, &RunConfig::quantize_output}) {
+      if (extras.empty() || extras.front().starts_with('-')) break;
+      result.config.*field = extras.front();
+      extras.erase(extras.begin());
+    }
   }
   if (!extras.empty()) refuse_unknown(extras.front(), subcommand, options);
 

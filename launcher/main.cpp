@@ -11,6 +11,7 @@
 #include "launcher/inspect.h"
 #include "launcher/launch.h"
 #include "launcher/log.h"
+#include "launcher/quantize.h"
 #include "launcher/rank.h"
 #include "launcher/subcommands.h"
 
@@ -33,8 +34,12 @@ int run(const std::vector<std::string>& arguments, const Environment& environmen
     if (ranks.rank == 0) print(inspect(config));
     return 0;
   }
+  if (config.subcommand == Subcommand::kQuantize) {
+    if (ranks.rank == 0) quantize(config, print);
+    return 0;
+  }
   if (!must_launch(config, ranks)) return run_ranks(config, ranks, environment, terminal);
-  if (config.subcommand == Subcommand::kBatch) engine::check_batch_files(batch_options(config));  // before any rank starts
+  check_files(config);  // before any rank starts
   return launch(config, own_program(), arguments, environment, *terminal, log);
 }
 

@@ -129,13 +129,16 @@ struct OptionTable {
 
 void add_common_options(OptionTable& table) {
   using C = RunConfig;
-  const std::vector<Subcommand> all = {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kInspect, Subcommand::kBench};
-  const std::vector<Subcommand> running = {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kBench};
+  const std::vector<Subcommand> running = {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kBench, Subcommand::kScore};
+  std::vector<Subcommand> all = running;
+  all.push_back(Subcommand::kInspect);
 
   table.section("Model", all);
   table.add("model", text(&C::model), "PATH", "GGUF file or Hugging Face folder", "m");
   table.add("dtype", choice(&C::dtype, {"auto", "float32", "float16", "bfloat16"}), "TYPE",
             "auto: weights as stored (on the CPU with int8 activations where they are block-quantised); float32: exact");
+  table.add("activation-dtype", choice(&C::activation_dtype, {"auto", "float32", "int8"}), "TYPE",
+            "what block-quantised weights are multiplied with; float32: exact, and the weights stay as small as stored");
   table.add("kv-cache-dtype", choice(&C::kv_cache_dtype, {"auto", "float32", "float16", "bfloat16", "fp8", "int8"}), "TYPE",
             "how keys and values are stored (fp8, int8: on GPUs, with a scale for each token and head)");
   table.add("max-model-len", integer(&C::max_model_len, 0, kMaxInt32), "N",
@@ -168,6 +171,7 @@ void add_common_options(OptionTable& table) {
   table.add("comm-tuning", text(&C::comm_tuning), "FILE", "which GPU transport for which size: `lockstep bench comm` writes it");
   table.add("threads", integer(&C::threads, 0, 4096), "N",
             "threads of a rank (0: one for each core that it may use, the cores shared out over the ranks there)");
+  table.options.back().used_by.push_back(Subcommand::kQuantize);
   table.add("bind", choice(&C::bind, {"auto", "none"}), "KIND",
             "auto: threads keep to the cores of their rank, each to its own where they fill them; none: anywhere");
   table.add("collective-timeout", real(&C::collective_timeout, 0.1, 1e6), "SECONDS", "how late a rank may be before the job fails");
@@ -176,16 +180,18 @@ void add_common_options(OptionTable& table) {
 
 void add_batch_options(OptionTable& table) {
   using C = RunConfig;
-  table.section("Batch", {Subcommand::kBatch});
+  table.section("Files", {Subcommand::kBatch, Subcommand::kScore});
   table.add("input-file", text(&C::input_file), "FILE", "requests, one JSON object a line", "i");
   table.add("output-file", text(&C::output_file), "FILE", "answers; absent until the job is complete", "o");
+  table.add("overwrite", toggle(&C::overwrite), "", "replace the output of an earlier run");
+  table.options.back().used_by.push_back(Subcommand::kQuantize);
+  table.add("allow-errors", toggle(&C::allow_errors), "", "exit with 0 although some lines could not be answered");
+  table.section("Batch", {Subcommand::kBatch});
   table.add("error-file", text(&C::error_file), "FILE", "puts lines without a 200 answer here instead");
   table.add("output-order", choice(&C::output_order, {"input", "completion"}), "ORDER", "input or completion");
   table.add("served-model-name", text(&C::served_model_name), "NAME", "refuse requests whose model is not this one");
   table.add("resume", toggle(&C::resume), "", "go on where an earlier run stopped");
-  table.add("overwrite", toggle(&C::overwrite), "", "replace the output of an earlier run");
   table.add("retry-errors", toggle(&C::retry_errors), "", "with --resume: run lines again that were refused");
-  table.add("allow-errors", toggle(&C::allow_errors), "", "exit with 0 although some lines have no 200 answer");
   table.add("restarts", integer(&C::restarts, 0, 1000), "N", "start a failed job again, with --resume, up to N times");
 }
 
@@ -220,6 +226,9 @@ void add_other_options(OptionTable& table) {
   table.section("Inspect", {Subcommand::kInspect});
   table.add("graph", toggle(&C::print_graph), "", "print the graph that a rank runs");
   table.add("rank", integer(&C::rank, 0, 4095), "N", "with --graph: whose");
+  table.section("Quantize", {Subcommand::kQuantize});
+  table.add("type", choice(&C::type, {"F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"}), "TYPE",
+            "of the matrices (Q4_0, Q4_K: the head at Q8_0, Q6_K); vectors stay F32");
   table.section("Bench", {Subcommand::kBench});
   table.add("input-len", integer(&C::input_len, 1, kMaxInt32), "N", "prompt tokens of a request");
   table.add("output-len", integer(&C::output_len, 1, kMaxInt32), "N", "generated tokens of a request");
@@ -229,11 +238,18 @@ void add_other_options(OptionTable& table) {
   table.add("batch-size", integer(&C::batch_size, 1, 1 << 20), "N", "bench latency: sequences together");
   table.add("warmup", integer(&C::warmup, 0, 1000), "N", "runs that are not counted");
   table.add("iterations", integer(&C::iterations, 1, 1000), "N", "runs that are counted");
+  table.section("Output", {Subcommand::kBench, Subcommand::kScore});
   table.add("json", toggle(&C::json), "", "print one JSON object");
   table.section("", {Subcommand::kBench});
   table.add("debug-one-leaf", toggle(&C::debug_one_leaf), "",
             "for measurements, one rank: products without leaves, which gives other answers");
-  table.section("", {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kBench});
+  table.section("Score", {Subcommand::kScore});
+  table.add("perplexity", text(&C::perplexity_file), "FILE",
+            "measure how well the model predicts this text, instead of answering requests");
+  table.add("window", integer(&C::window, 0, kMaxInt32), "N", "with --perplexity: tokens that are run together (0: the context's length)");
+  table.add("stride", integer(&C::stride, 0, kMaxInt32), "N", "with --perplexity: tokens from window to window (0: half the window)");
+  table.add("bare-text", toggle(&C::bare_text), "", "put no BOS in front of texts, though the tokenizer's rules do");
+  table.section("", {Subcommand::kBatch, Subcommand::kGenerate, Subcommand::kBench, Subcommand::kScore});
   table.add("debug-preempt-every", integer(&C::debug_preempt_every, 0, kMaxInt32), "K", "for tests: preempt a sequence every K steps");
 }
 
@@ -306,6 +322,20 @@ void check_batch(const RunConfig& config) {
   }
 }
 
+void check_score(const RunConfig& config) {
+  const bool has_files = !config.input_file.empty() || !config.output_file.empty();
+  if (config.perplexity_file.empty() && !has_files) throw UsageError("score: give --perplexity, or --input-file and --output-file");
+  if (!config.perplexity_file.empty() && has_files) throw UsageError("--perplexity and --input-file contradict each other: one at a time");
+  if (config.perplexity_file.empty() && (config.window != 0 || config.stride != 0))
+    throw UsageError("--window and --stride need --perplexity");
+  if (config.window == 1) throw UsageError("--window 1: a window of one token scores nothing");
+  if (config.window != 0 && config.stride > config.window)
+    throw UsageError(fmt::format("--stride {} leaves tokens out between windows of {}", config.stride, config.window));
+  if (!has_files) return;
+  if (config.input_file.empty()) throw UsageError("--input-file is missing: the requests, one JSON object a line");
+  if (config.output_file.empty()) throw UsageError("--output-file is missing: where the answers go");
+}
+
 void check_generate(const RunConfig& config) {
   if (config.prompt && !config.prompt_ids.empty()) throw UsageError("--prompt and --prompt-ids contradict each other");
   if (!config.prompt && config.prompt_ids.empty()) throw UsageError("--prompt or --prompt-ids is missing: what to continue");
@@ -331,7 +361,7 @@ std::vector<Option> all_options() {
 }
 
 std::string_view subcommand_name(Subcommand subcommand) {
-  constexpr std::string_view kNames[] = {"batch", "generate", "inspect", "bench"};
+  constexpr std::string_view kNames[] = {"batch", "generate", "inspect", "bench", "quantize", "score"};
   return kNames[static_cast<std::size_t>(subcommand)];
 }
 
@@ -388,6 +418,8 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
 }
 
 void check_consistency(const RunConfig& config) {
+  if (config.subcommand == Subcommand::kQuantize && (config.model.empty() || config.quantize_output.empty()))
+    throw UsageError("lockstep quantize IN OUT: a GGUF file or a Hugging Face folder, and the GGUF file that is to be written");
   if (config.model.empty() && config.bench != BenchKind::kComm)
     throw UsageError("--model is missing: a GGUF file or a Hugging Face folder");
   if (config.device == "cpu" && config.reduction == "fast")
@@ -398,6 +430,7 @@ void check_consistency(const RunConfig& config) {
   }
   if (config.subcommand == Subcommand::kBatch) check_batch(config);
   if (config.subcommand == Subcommand::kGenerate) check_generate(config);
+  if (config.subcommand == Subcommand::kScore) check_score(config);
   if (config.bench == BenchKind::kComm && config.tensor_parallel_size_given && config.tensor_parallel_size == 1)
     throw UsageError("bench comm needs two ranks or more: --tensor-parallel-size");
   if (config.subcommand == Subcommand::kInspect && config.rank >= config.tensor_parallel_size) {

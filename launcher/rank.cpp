@@ -61,9 +61,11 @@ int run_subcommand(const Job& job) {
   switch (job.config.subcommand) {
     case Subcommand::kBatch: return run_batch_job(job);
     case Subcommand::kBench: return run_bench(job);
+    case Subcommand::kScore: return run_score_job(job);
     case Subcommand::kGenerate:
       return generate(job.config, job.session, print, job.control.stop_requested()) ? 0 : 128 + job.control.stop_signal();
-    case Subcommand::kInspect: break;
+    case Subcommand::kInspect:
+    case Subcommand::kQuantize: break;
   }
   throw std::logic_error("this subcommand needs no ranks");
 }
@@ -170,7 +172,7 @@ int run_rank(const RankContext& context, comm::Communicator& host, bool& failed)
   Devices devices;
   const auto group = [&]() -> comm::Communicator& { return devices.between_gpus ? *devices.between_gpus : host; };
   try {
-    if (is_root && config.subcommand == Subcommand::kBatch) engine::check_batch_files(batch_options(config));
+    if (is_root) check_files(config);
     comm::check_transport(host);
     const comm::CudaPlugin* plugin = agreed_plugin(config, host);
     if (config.bench == BenchKind::kComm) {

@@ -7,7 +7,7 @@
 
 namespace lockstep::launcher {
 
-enum class Subcommand : std::uint8_t { kBatch, kGenerate, kInspect, kBench };
+enum class Subcommand : std::uint8_t { kBatch, kGenerate, kInspect, kBench, kQuantize, kScore };
 enum class BenchKind : std::uint8_t { kOverview, kLatency, kThroughput, kComm };  // `bench`, `bench latency`, ...
 
 /// What one run of the program was asked to do: flags over the configuration file over these defaults. The table in options.cpp says for
@@ -16,10 +16,11 @@ struct RunConfig {
   Subcommand subcommand = Subcommand::kBatch;
 
   // The model and how it is computed.
-  std::string model;                    // GGUF file or Hugging Face folder
-  std::string dtype = "auto";           // "auto": as stored; "float32", "float16", "bfloat16": what matrices are converted to
-  std::string kv_cache_dtype = "auto";  // "auto", "float32", "float16", "bfloat16", "fp8", "int8"
-  std::int64_t max_model_len = 0;       // 0: what the model says, or what fits
+  std::string model;                      // GGUF file or Hugging Face folder
+  std::string dtype = "auto";             // "auto": as stored; "float32", "float16", "bfloat16": what matrices are converted to
+  std::string activation_dtype = "auto";  // "auto", "float32", "int8": what block-quantised weights are multiplied with
+  std::string kv_cache_dtype = "auto";    // "auto", "float32", "float16", "bfloat16", "fp8", "int8"
+  std::int64_t max_model_len = 0;         // 0: what the model says, or what fits
   std::int64_t max_num_seqs = 64;
   std::int64_t max_num_batched_tokens = 512;
   std::int64_t max_prefill_chunk = 512;
@@ -46,16 +47,18 @@ struct RunConfig {
   std::string instruction_set;  // LOCKSTEP_ISA; empty: the best of the machine
   std::string cuda_plugin;      // LOCKSTEP_CUDA_PLUGIN; empty: where it is installed
 
-  // batch
+  // batch and score
   std::string input_file;
   std::string output_file;
+  bool overwrite = false;
+  bool allow_errors = false;
+
+  // batch
   std::string error_file;
   std::string output_order = "input";  // "input", "completion"
   std::string served_model_name;
   bool resume = false;
-  bool overwrite = false;
   bool retry_errors = false;
-  bool allow_errors = false;
 
   // generate
   std::optional<std::string> prompt;
@@ -82,6 +85,16 @@ struct RunConfig {
   bool print_graph = false;
   std::int64_t rank = 0;  // whose graph
 
+  // quantize
+  std::string quantize_output;
+  std::string type = "Q8_0";  // "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"
+
+  // score
+  std::string perplexity_file;
+  std::int64_t window = 0;  // tokens; 0: the context's length
+  std::int64_t stride = 0;  // tokens; 0: half the window
+  bool bare_text = false;   // no BOS in front of texts, though the tokenizer's rules add it
+
   // bench
   BenchKind bench = BenchKind::kOverview;
   std::int64_t input_len = 512;
@@ -91,7 +104,7 @@ struct RunConfig {
   std::int64_t batch_size = 1;  // of `bench latency`
   std::int64_t warmup = 1;
   std::int64_t iterations = 3;
-  bool json = false;
+  bool json = false;  // score too
 
   // For tests.
   std::int64_t debug_preempt_every = 0;  // 0: never

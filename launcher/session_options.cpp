@@ -30,6 +30,8 @@ engine::SessionOptions session_options(const RunConfig& config, std::size_t loca
   engine::SessionOptions options;
   options.model = config.model;
   options.dtype = weight_dtype(config);
+  if (config.activation_dtype == "float32") options.activation = device::Activation::kFloat32;
+  if (config.activation_dtype == "int8") options.activation = device::Activation::kInt8Blocks;
   if (config.kv_cache_dtype == "fp8") {
     options.kv_quantised = device::KvQuantisation::kFloat8;
   } else if (config.kv_cache_dtype == "int8") {
@@ -47,6 +49,7 @@ engine::SessionOptions session_options(const RunConfig& config, std::size_t loca
   options.max_num_batched_tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   options.prefill_chunk = static_cast<std::size_t>(config.max_prefill_chunk);
   options.prefix_caching = config.enable_prefix_caching && config.subcommand != Subcommand::kBench;
+  options.for_scoring = config.subcommand == Subcommand::kScore;
   options.preempt_every = static_cast<std::size_t>(config.debug_preempt_every);
   options.one_leaf = config.debug_one_leaf;
   return options;

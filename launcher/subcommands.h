@@ -9,6 +9,7 @@
 
 #include "comm/cuda/plugin.h"
 #include "engine/io/batch_job.h"
+#include "engine/score/score_job.h"
 #include "engine/session.h"
 #include "launcher/rank_control.h"
 #include "launcher/run_config.h"
@@ -31,9 +32,10 @@ struct Job {
   std::function<double()> measure_peak_flops;  // bf16 operations a second
 };
 
-/// `lockstep batch` and `lockstep bench`. They return the exit code. generate.h and inspect.h have the others.
+/// `lockstep batch`, `lockstep bench` and `lockstep score`. They return the exit code. generate.h and inspect.h have the others.
 int run_batch_job(const Job& job);
 int run_bench(const Job& job);
+int run_score_job(const Job& job);
 
 /// What `lockstep bench comm` works with, on every rank.
 struct CommJob {
@@ -48,6 +50,9 @@ int run_comm_bench(const CommJob& job);
 
 /// What of the flags concerns the files of a batch; the settings that need the model are left out.
 engine::BatchOptions batch_options(const RunConfig& config);
+
+/// Whatever of the subcommand's files can be checked before a model is opened. Changes nothing. @throws UsageError
+void check_files(const RunConfig& config);
 
 /// Writes all of `text` to standard output. @throws std::runtime_error if it can not be written.
 void print(std::string_view text);

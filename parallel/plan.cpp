@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -40,9 +41,10 @@ class Planner {
         leaves_(leaves_of(graph.dims)),
         shards_(all_shards(graph.dims, num_ranks)) {
     out_.dims = graph.dims;
-    out_.rms_norm_eps = graph.rms_norm_eps;
     out_.shard = shards_[rank];
     out_.tensors = graph.tensors;
+    out_.rotaries = graph.rotaries;
+    for (const Attention& attention : graph.attentions) out_.attentions.push_back(local_attention(attention));
     for (const Shard& shard : shards_) out_.vocabulary_shares.push_back(shard.vocabulary);
   }
 
@@ -57,15 +59,23 @@ class Planner {
   const Shard& shard() const { return out_.shard; }
   bool alone() const { return shard().num_ranks == 1; }
 
-  std::size_t columns_of(Width width) const {
+  Attention local_attention(Attention attention) const {
+    if (attention.slopes.empty()) return attention;
+    const auto begin = attention.slopes.begin();
+    attention.slopes = {begin + static_cast<std::ptrdiff_t>(shard().heads.begin), begin + static_cast<std::ptrdiff_t>(shard().heads.end)};
+    return attention;
+  }
+
+  std::size_t columns_of(const Value& value) const {
     const ModelDims& dims = graph_.dims;
-    switch (width) {
+    switch (value.width) {
       case Width::kHidden: return dims.hidden;
       case Width::kQkv: return (shard().heads.size() + 2 * shard().kv_heads.size()) * dims.head_dim;
       case Width::kAttention: return shard().heads.size() * dims.head_dim;
-      case Width::kGateUp: return 2 * shard().feed_forward.size();
-      case Width::kFeedForward: return shard().feed_forward.size();
+      case Width::kGateUp: return 2 * shard().inner_columns(value.inner).size();
+      case Width::kFeedForward: return shard().inner_columns(value.inner).size();
       case Width::kVocabulary: return shard().vocabulary.size();
+      case Width::kFixed: return value.columns;
     }
     throw std::invalid_argument("plan: a value has no width");
   }
@@ -75,7 +85,7 @@ class Planner {
     const auto [found, fresh] = values_.try_emplace({id, type}, out_.values.size());
     if (fresh) {
       const Value& value = graph_.values[id];
-      out_.values.push_back({.name = value.name + suffix_of(type), .columns = columns_of(value.width), .type = type});
+      out_.values.push_back({.name = value.name + suffix_of(type), .columns = columns_of(value), .type = type});
     }
     return found->second;
   }
@@ -88,7 +98,7 @@ class Planner {
       case ShardKind::kVocabularyRows: return shard().vocabulary;
       case ShardKind::kQueryRows: return times(shard().heads, head_dim);
       case ShardKind::kKvRows: return times(shard().kv_heads, head_dim);
-      case ShardKind::kFeedForwardRows: return shard().feed_forward;
+      case ShardKind::kFeedForwardRows: return shard().inner_columns(tensor.inner);
       default: return {0, all};
     }
   }
@@ -96,7 +106,7 @@ class Planner {
   Range local_columns(const TensorDecl& tensor) const {
     const std::size_t head_dim = graph_.dims.head_dim;
     if (tensor.shard == ShardKind::kAttentionColumns) return {shard().heads.begin * head_dim, shard().heads.end * head_dim};
-    if (tensor.shard == ShardKind::kFeedForwardColumns) return shard().feed_forward;
+    if (tensor.shard == ShardKind::kFeedForwardColumns) return shard().inner_columns(tensor.inner);
     return {0, tensor.columns};
   }
 
@@ -106,7 +116,8 @@ class Planner {
           .leaf_program(shard().attention_leaves, scaled(leaves_.attention_ends, graph_.dims.head_dim));
     }
     if (tensor.shard == ShardKind::kFeedForwardColumns && !one_leaf_) {
-      return ReductionTree(leaves_.feed_forward_ends.size()).leaf_program(shard().feed_forward_leaves, leaves_.feed_forward_ends);
+      const std::vector<std::size_t>& ends = leaves_.inner_ends(tensor.inner);
+      return ReductionTree(ends.size()).leaf_program(shard().inner_leaves(tensor.inner), ends);
     }
     return {{.end = static_cast<std::uint32_t>(local_columns_size), .merges = 0, .ends_root = true}};
   }
@@ -118,6 +129,7 @@ class Planner {
     const TensorDecl& first = graph_.tensors[tensors.front()];
     for (const TensorId id : tensors) {
       const TensorDecl& tensor = graph_.tensors[id];
+      if (tensor.is_vector()) throw std::invalid_argument("plan: " + tensor.name + " is used as a matrix and is a vector");
       const WeightPiece piece{id, local_rows(tensor, tensor.rows), local_columns(tensor)};
       if (tensor.dtype != first.dtype || piece.columns != local_columns(first)) {
         throw std::invalid_argument("plan: " + tensor.name + " can not be stacked with " + first.name);
@@ -151,12 +163,31 @@ class Planner {
     return out_.vectors.size() - 1;
   }
 
-  std::size_t tree_of(ShardKind kind) {
+  std::size_t tree_of(const TensorDecl& tensor) {
+    const bool over_heads = tensor.shard == ShardKind::kAttentionColumns;
     std::vector<Range> shares;
-    for (const Shard& peer : shards_)
-      shares.push_back(kind == ShardKind::kAttentionColumns ? peer.attention_leaves : peer.feed_forward_leaves);
-    const std::size_t num_leaves = kind == ShardKind::kAttentionColumns ? leaves_.attention_ends.size() : leaves_.feed_forward_ends.size();
-    return add_tree(ReductionTree(num_leaves).tree_sum(shares));
+    for (const Shard& peer : shards_) shares.push_back(over_heads ? peer.attention_leaves : peer.inner_leaves(tensor.inner));
+    return add_tree(ReductionTree(over_heads ? leaves_.attention_ends.size() : leaves_.inner_ends(tensor.inner).size()).tree_sum(shares));
+  }
+
+  /// A sum over all heads of the model, of one root each. A KV head that several ranks hold is the first one's.
+  std::size_t tree_of_heads(bool queries) {
+    std::vector<Range> heads;
+    const std::size_t num_heads = queries ? graph_.dims.num_heads : graph_.dims.num_kv_heads;
+    for (std::size_t head = 0; head < num_heads; ++head) heads.push_back({head, head + 1});
+    comm::TreeSum tree = ReductionTree(num_heads).tree_sum(heads);
+    tree.roots_per_rank.clear();
+    for (const Shard& peer : shards_) {
+      const Range own = queries ? peer.heads : own_kv_heads(peer);
+      tree.roots_per_rank.push_back(static_cast<std::uint32_t>(own.size()));
+    }
+    return add_tree(tree);
+  }
+
+  /// Of the KV heads of a rank those that no lower rank has.
+  Range own_kv_heads(const Shard& peer) const {
+    const std::size_t begin = peer.rank == 0 ? 0 : shards_[peer.rank - 1].kv_heads.end;
+    return {std::max(begin, peer.kv_heads.begin), peer.kv_heads.end};
   }
 
   std::size_t add_tree(const comm::TreeSum& tree) {
@@ -185,6 +216,11 @@ class Planner {
     for (std::size_t i = index + 1; i < graph_.nodes.size(); ++i) {
       const Node& reader = graph_.nodes[i];
       if (std::find(reader.inputs.begin(), reader.inputs.end(), value) != reader.inputs.end()) {
+        if (reader.op == Op::kExperts && value == reader.inputs.front()) {  // gate and up of all are of one type: see add_experts
+          if (wanted.value_or(wanted_by(reader.weights)) != wanted_by(reader.weights)) return Activation::kFloat32;
+          wanted = wanted_by(reader.weights);
+          continue;
+        }
         if (reader.op != Op::kLinear) return Activation::kFloat32;
         for (const auto& run : runs_of_type(reader.weights)) {
           const Activation type = wanted_by(run);
@@ -198,7 +234,16 @@ class Planner {
   }
 
   RankNode& add(RankOp op, const Node& node, std::string name) {
-    out_.nodes.push_back({.op = op, .layer = node.layer, .name = std::move(name)});
+    out_.nodes.push_back({.op = op,
+                          .layer = node.layer,
+                          .name = std::move(name),
+                          .norm = node.norm,
+                          .eps = node.eps,
+                          .function = node.function,
+                          .factor = node.factor,
+                          .offset = node.offset,
+                          .attention = node.attention,
+                          .routing = node.routing});
     return out_.nodes.back();
   }
 
@@ -234,7 +279,7 @@ class Planner {
   }
 
   void add_linear(const Node& node, const std::string& name) {
-    const ShardKind kind = graph_.tensors[node.weights.front()].shard;
+    const TensorDecl& first_tensor = graph_.tensors[node.weights.front()];
     std::size_t out_column = 0;
     std::size_t next_bias = 0;
     for (const auto& run : runs_of_type(node.weights)) {
@@ -257,13 +302,86 @@ class Planner {
       value.row_factor = std::max(value.row_factor, spec.num_roots());
     }
     current_[node.output] = Activation::kFloat32;
-    if (row_parallel(kind) && !alone()) {
-      const std::size_t output = value_of(node.output, Activation::kFloat32);
-      RankNode& reduce = add(RankOp::kAllReduce, node, name + " all-reduce");
-      reduce.input = reduce.output = output;
-      reduce.tree = tree_of(kind);
+    if (row_parallel(first_tensor.shard) && !alone())
+      all_reduce(node, name, value_of(node.output, Activation::kFloat32), tree_of(first_tensor));
+    if (first_tensor.shard == ShardKind::kVocabularyRows) out_.logits = value_of(node.output, Activation::kFloat32);
+  }
+
+  void all_reduce(const Node& node, const std::string& name, std::size_t value, std::size_t tree) {
+    RankNode& reduce = add(RankOp::kAllReduce, node, name + " all-reduce");
+    reduce.input = reduce.output = value;
+    reduce.tree = tree;
+  }
+
+  /// The products of the chosen experts, leaf by leaf: a down projection gives a root for each leaf, and the op adds experts, then leaves.
+  void add_experts(const Node& node, const std::string& name) {
+    const TensorDecl& first_gate = graph_.tensors[node.weights.at(0)];
+    const TensorDecl& first_down = graph_.tensors[node.weights.at(2)];
+    std::vector<std::size_t> experts;
+    for (std::size_t i = 0; i < node.weights.size(); i += 3) {
+      for (const auto& [tensor, model] :
+           {std::pair(node.weights[i], &first_gate), {node.weights[i + 1], &first_gate}, {node.weights[i + 2], &first_down}}) {
+        if (graph_.tensors[tensor].dtype != model->dtype) {
+          throw std::invalid_argument(fmt::format("plan: {} is of type {}, {} of type {}: the experts of a layer must have the same types",
+                                                  graph_.tensors[tensor].name, device::info(graph_.tensors[tensor].dtype).name, model->name,
+                                                  device::info(model->dtype).name));
+        }
+      }
+      experts.push_back(add_weight({node.weights[i], node.weights[i + 1]}));
+      experts.push_back(add_weight({node.weights[i + 2]}));
+      for (device::Leaf& leaf : out_.weights[experts.back()].spec.leaves) leaf = {.end = leaf.end, .merges = 0, .ends_root = true};
     }
-    if (kind == ShardKind::kVocabularyRows) out_.logits = value_of(node.output, Activation::kFloat32);
+    const std::size_t input = input_as(node, activation_for_(first_gate.dtype), name);
+    const std::size_t output = value_of(node.output, Activation::kFloat32);
+    std::vector<device::Leaf> leaves = leaves_of_product(first_down, 0);
+    const auto roots =
+        static_cast<std::size_t>(std::count_if(leaves.begin(), leaves.end(), [](const device::Leaf& leaf) { return leaf.ends_root; }));
+    out_.values[output].row_factor = std::max(out_.values[output].row_factor, roots);
+    current_[node.output] = Activation::kFloat32;
+    RankNode& sum = add(RankOp::kExperts, node, name);
+    sum.input = input;
+    sum.output = output;
+    sum.residual = value_of(node.inputs.at(1), Activation::kFloat32);
+    sum.experts = std::move(experts);
+    sum.leaves = std::move(leaves);
+    if (!alone()) all_reduce(node, name, output, tree_of(first_down));
+  }
+
+  void add_head_norms(const Node& node, const std::string& name) {
+    const std::size_t qkv = value_of(node.output, Activation::kFloat32);
+    const std::size_t head_dim = graph_.dims.head_dim;
+    for (const bool queries : {true, false}) {
+      const std::size_t weight = add_vector({node.weights.at(queries ? 0 : 1)});
+      const std::size_t heads = queries ? shard().heads.size() : shard().kv_heads.size();
+      const std::size_t column = queries ? 0 : shard().heads.size() * head_dim;
+      std::size_t squares = kNone;
+      if (node.op == Op::kNormAllHeads) squares = add_square_sum(node, name, qkv, column, queries);
+      RankNode& norm = add(node.op == Op::kNormHeads ? RankOp::kNormHeads : RankOp::kNormBySquare, node, name);
+      norm.input = norm.output = qkv;
+      norm.out_column = column;
+      norm.heads = heads;
+      norm.norm_weight = weight;
+      norm.residual = squares;
+      norm.norm_columns = (queries ? graph_.dims.num_heads : graph_.dims.num_kv_heads) * head_dim;
+    }
+  }
+
+  std::size_t add_square_sum(const Node& node, const std::string& name, std::size_t qkv, std::size_t column, bool queries) {
+    const Range heads = queries ? shard().heads : shard().kv_heads;
+    const Range own = queries ? heads : own_kv_heads(shard());
+    const std::string value_name = queries ? "squares.q" : "squares.k";
+    const auto known =
+        std::find_if(out_.values.begin(), out_.values.end(), [&](const RankValue& value) { return value.name == value_name; });
+    const auto squares = static_cast<std::size_t>(known - out_.values.begin());
+    if (known == out_.values.end())
+      out_.values.push_back({.name = value_name, .columns = 1, .row_factor = std::max<std::size_t>(1, own.size())});
+    RankNode& sum = add(RankOp::kSquareHeads, node, name);
+    sum.input = qkv;
+    sum.output = squares;
+    sum.out_column = column + (own.begin - heads.begin) * graph_.dims.head_dim;
+    sum.heads = own.size();
+    all_reduce(node, name, squares, tree_of_heads(queries));
+    return squares;
   }
 
   void add_embed(const Node& node, const std::string& name) {
@@ -275,9 +393,7 @@ class Planner {
       // One rank has the row of a token, the others have zeros: the sum is exact.
       std::vector<Range> shares;
       for (std::size_t rank = 0; rank < shards_.size(); ++rank) shares.push_back({rank, rank + 1});
-      RankNode& reduce = add(RankOp::kAllReduce, node, name + " all-reduce");
-      reduce.input = reduce.output = x;
-      reduce.tree = add_tree(ReductionTree(shares.size()).tree_sum(shares));
+      all_reduce(node, name, x, add_tree(ReductionTree(shares.size()).tree_sum(shares)));
     }
     tap_last(node);
   }
@@ -292,37 +408,51 @@ class Planner {
         add_linear(node, name);
         tap_last(node);
         return;
-      case Op::kRmsNorm: {
-        RankNode& norm = add_producer(RankOp::kRmsNorm, index, name);
-        norm.vector = add_vector(node.weights);
+      case Op::kExperts:
+        add_experts(node, name);
+        tap_last(node);
+        return;
+      case Op::kNormHeads:
+      case Op::kNormAllHeads: add_head_norms(node, name); return;
+      case Op::kNorm: {
+        RankNode& norm = add_producer(RankOp::kNorm, index, name);
+        norm.norm_weight = add_vector(node.weights);
+        norm.norm_bias = add_vector(node.biases);
         norm.input = value_of(node.inputs.front(), Activation::kFloat32);
         return;
       }
+      case Op::kAttention: add_from_floats(RankOp::kAttention, index, name); return;
+      case Op::kGated: add_from_floats(RankOp::kGated, index, name); return;
+      case Op::kActivate: add_from_floats(RankOp::kActivate, index, name); return;
+      case Op::kAddPositions: add_in_place(RankOp::kAddPositions, node, name).weight = add_weight(node.weights); return;
+      case Op::kScale: add_in_place(RankOp::kScale, node, name); return;
+      case Op::kSoftCap: add_in_place(RankOp::kSoftCap, node, name); return;
+      case Op::kGateRows: add_in_place(RankOp::kGateRows, node, name); return;
+      case Op::kRoute: add_in_place(RankOp::kRoute, node, name); return;
+      case Op::kSelectLogitRows: add_in_place(RankOp::kSelectLogitRows, node, name); return;
       case Op::kRotateAndAppend:
         add(RankOp::kRotateAndAppend, node, name).input = value_of(node.inputs.front(), Activation::kFloat32);
         return;
-      case Op::kAttention:
-      case Op::kSwiglu: {
-        RankNode& made = add_producer(node.op == Op::kAttention ? RankOp::kAttention : RankOp::kSwiglu, index, name);
-        made.input = value_of(node.inputs.front(), Activation::kFloat32);
-        return;
-      }
       case Op::kAdd: {
-        RankNode& sum = add(RankOp::kAdd, node, name);
-        sum.input = value_of(node.inputs.front(), Activation::kFloat32);
-        sum.output = value_of(node.output, Activation::kFloat32);
+        RankNode& sum = add_in_place(RankOp::kAdd, node, name);
         sum.vector = add_vector(node.biases);
-        sum.tap = node.tap;
         sum.tap_input = node.tap_input;
         return;
       }
-      case Op::kSelectLogitRows: {
-        RankNode& select = add(RankOp::kSelectLogitRows, node, name);
-        select.input = value_of(node.inputs.front(), Activation::kFloat32);
-        select.output = value_of(node.output, Activation::kFloat32);
-        return;
-      }
     }
+  }
+
+  void add_from_floats(RankOp op, std::size_t index, const std::string& name) {
+    add_producer(op, index, name).input = value_of(graph_.nodes[index].inputs.front(), Activation::kFloat32);
+  }
+
+  /// A node that reads floats, where it reads anything but its output, and writes floats.
+  RankNode& add_in_place(RankOp op, const Node& node, const std::string& name) {
+    RankNode& made = add(op, node, name);
+    if (!node.inputs.empty()) made.input = value_of(node.inputs.front(), Activation::kFloat32);
+    made.output = value_of(node.output, Activation::kFloat32);
+    made.tap = node.tap;
+    return made;
   }
 
   void tap_last(const Node& node) { out_.nodes.back().tap = node.tap; }
@@ -332,14 +462,17 @@ class Planner {
     std::vector<RankNode> fused;
     for (RankNode& node : out_.nodes) {
       RankNode* add = fused.empty() ? nullptr : &fused.back();
-      if (node.op != RankOp::kRmsNorm || !node.tap.empty() || add == nullptr || add->op != RankOp::kAdd || add->output != node.input) {
+      if (node.op != RankOp::kNorm || !node.tap.empty() || add == nullptr || add->op != RankOp::kAdd || add->output != node.input) {
         fused.push_back(std::move(node));
         continue;
       }
-      add->op = RankOp::kAddRmsNorm;
+      add->op = RankOp::kAddNorm;
       add->residual = add->output;
       add->output = node.output;
-      add->norm = node.vector;
+      add->norm = node.norm;
+      add->eps = node.eps;
+      add->norm_weight = node.norm_weight;
+      add->norm_bias = node.norm_bias;
       add->name += ", " + node.name;
       if (fused.size() < 2) continue;
       const RankNode reduce = fused[fused.size() - 2];
@@ -352,21 +485,27 @@ class Planner {
   }
 
   std::string name_of(const Node& node) const {
-    const auto what = [&]() -> std::string {
-      switch (node.op) {
-        case Op::kEmbed: return "embedding";
-        case Op::kRmsNorm:
-        case Op::kLinear: return graph_.tensors[node.weights.front()].name;
-        case Op::kRotateAndAppend: return "rotary, KV append";
-        case Op::kAttention: return "attention";
-        case Op::kSwiglu: return "swiglu";
-        case Op::kAdd: return "residual add";
-        case Op::kSelectLogitRows: return "select logit rows";
-      }
-      return "?";
-    }();
-    const bool in_layer = node.op == Op::kRotateAndAppend || node.op == Op::kAttention || node.op == Op::kSwiglu || node.op == Op::kAdd;
-    return in_layer ? fmt::format("layer {} {}", node.layer, what) : what;
+    const auto in_layer = [&](const char* what) { return fmt::format("layer {} {}", node.layer, what); };
+    switch (node.op) {
+      case Op::kEmbed: return "embedding";
+      case Op::kAddPositions: return "positions";
+      case Op::kScale: return in_layer("scale");
+      case Op::kSoftCap: return in_layer("soft cap");
+      case Op::kNorm: return node.weights.empty() ? in_layer("norm") : graph_.tensors[node.weights.front()].name;
+      case Op::kLinear: return graph_.tensors[node.weights.front()].name;
+      case Op::kNormHeads:
+      case Op::kNormAllHeads: return in_layer("query and key norm");
+      case Op::kRotateAndAppend: return in_layer("rotary, KV append");
+      case Op::kAttention: return in_layer("attention");
+      case Op::kGated:
+      case Op::kActivate: return in_layer("activation");
+      case Op::kRoute: return in_layer("routing");
+      case Op::kExperts: return in_layer("experts");
+      case Op::kGateRows: return in_layer("gate");
+      case Op::kAdd: return in_layer("residual add");
+      case Op::kSelectLogitRows: return "select logit rows";
+    }
+    return "?";
   }
 
   const Graph& graph_;
@@ -381,18 +520,30 @@ class Planner {
   std::map<ValueId, Activation> converted_;  // and as what else
 };
 
-const char* op_name(RankOp op) {
-  switch (op) {
+std::string op_name(const RankNode& node) {
+  const std::string norm = node.norm == device::Norm::Kind::kRms ? "rms_norm" : "layer_norm";
+  const std::string function(device::name_of(node.function));
+  switch (node.op) {
     case RankOp::kEmbed: return "embed";
-    case RankOp::kRmsNorm: return "rms_norm";
+    case RankOp::kAddPositions: return "add_positions";
+    case RankOp::kScale: return fmt::format("scale {}", node.factor);
+    case RankOp::kSoftCap: return fmt::format("soft_cap {}", node.factor);
+    case RankOp::kNorm: return norm;
+    case RankOp::kNormHeads: return "norm_heads";
+    case RankOp::kSquareHeads: return "square_heads";
+    case RankOp::kNormBySquare: return "norm_by_square";
     case RankOp::kConvert: return "convert";
     case RankOp::kLinear: return "linear";
     case RankOp::kRotateAndAppend: return "rotate_append";
     case RankOp::kAttention: return "attention";
-    case RankOp::kSwiglu: return "swiglu";
+    case RankOp::kGated: return node.function == device::Nonlinearity::kSilu ? "swiglu" : "gated_" + function;
+    case RankOp::kActivate: return function;
+    case RankOp::kRoute: return fmt::format("route top {}", node.routing.per_token);
+    case RankOp::kExperts: return "experts";
+    case RankOp::kGateRows: return "gate_rows";
     case RankOp::kAllReduce: return "all_reduce";
     case RankOp::kAdd: return "add";
-    case RankOp::kAddRmsNorm: return "add_rms_norm";
+    case RankOp::kAddNorm: return (node.tree == kNone ? "add_" : "reduce_add_") + (node.tree == kNone ? norm : std::string("norm"));
     case RankOp::kSelectLogitRows: return "select_rows";
   }
   return "?";
@@ -432,15 +583,16 @@ std::string print(const RankGraph& graph, bool all_layers) {
   for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
     const RankNode& node = graph.nodes[i];
     if (!all_layers && node.layer > 0 && node.layer < graph.dims.num_layers) continue;
-    const bool reduces = node.op == RankOp::kAddRmsNorm && node.tree != kNone;
     const std::string inputs =
         value_text(graph, node.input, false) + (node.residual == kNone ? "" : ", " + value_text(graph, node.residual, false));
     const std::string outputs =
         (node.residual == kNone ? "" : value_text(graph, node.residual, false) + ", ") + value_text(graph, node.output, true);
-    text += fmt::format("n{:02} {:<16} {:<16} -> {:<20}", i, reduces ? "reduce_add_norm" : op_name(node.op), inputs, outputs);
+    text += fmt::format("n{:02} {:<16} {:<16} -> {:<20}", i, op_name(node), inputs, outputs);
     if (node.weight != kNone) text += "  " + weight_text(graph, graph.weights[node.weight]);
-    if (node.vector != kNone) text += fmt::format("  {}[{}]", graph.vectors[node.vector].name, graph.vectors[node.vector].size);
-    if (node.norm != kNone) text += fmt::format("  {}[{}]", graph.vectors[node.norm].name, graph.vectors[node.norm].size);
+    if (!node.experts.empty())
+      text += fmt::format("  {} experts of {}", node.experts.size() / 2, weight_text(graph, graph.weights[node.experts[0]]));
+    for (const std::size_t vector : {node.vector, node.norm_weight, node.norm_bias})
+      if (vector != kNone) text += fmt::format("  {}[{}]", graph.vectors[vector].name, graph.vectors[vector].size);
     if (node.tree != kNone) text += fmt::format("  roots of ranks {}", fmt::join(graph.trees[node.tree].roots_per_rank, "+"));
     while (text.back() == ' ') text.pop_back();
     text += '\n';

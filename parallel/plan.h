@@ -45,40 +45,60 @@ struct RankValue {
 /// What a rank does, in order: the compute nodes of the model's graph with local sizes, and the collectives that make the cut invisible.
 enum class RankOp : std::uint8_t {
   kEmbed,  // the rows of `weight` that this rank has, zeros for the others
-  kRmsNorm,
+  kAddPositions,
+  kScale,
+  kSoftCap,
+  kNorm,
+  kNormHeads,     // `heads` heads of `input` from column `out_column` on, in place
+  kSquareHeads,   // the square sum of each of them, one root a head, to `output`
+  kNormBySquare,  // those heads by the square sum in `residual`, over `norm_columns` columns in all, in place
   kConvert,
   kLinear,
   kRotateAndAppend,
   kAttention,
-  kSwiglu,
+  kGated,
+  kActivate,
+  kRoute,
+  kExperts,    // `experts`: their weights, gate and up of each, then down
+  kGateRows,   // `output` *= sigmoid(input)
   kAllReduce,  // collective: finishes the tree `tree` over the roots in `input`, in place
   kAdd,
-  kAddRmsNorm,  // `residual` += input (+ vector), output = its norm; with a tree, `input` is all-reduced first: collective
+  kAddNorm,  // `residual` += input (+ vector), output = its norm; with a tree, `input` is all-reduced first: collective
   kSelectLogitRows,
 };
 
-inline constexpr std::size_t kNone = static_cast<std::size_t>(-1);
-
 struct RankNode {
   RankOp op = RankOp::kEmbed;
-  std::size_t input = kNone;     // value
-  std::size_t output = kNone;    // value
-  std::size_t weight = kNone;    // of RankGraph::weights
-  std::size_t vector = kNone;    // of RankGraph::vectors: norm weight or bias
-  std::size_t residual = kNone;  // value, kAddRmsNorm
-  std::size_t norm = kNone;      // of RankGraph::vectors, kAddRmsNorm: norm weight
-  std::size_t tree = kNone;      // of RankGraph::trees
-  std::size_t out_column = 0;    // kLinear: where the product stands in the output
+  std::size_t input = kNone;        // value
+  std::size_t output = kNone;       // value
+  std::size_t weight = kNone;       // of RankGraph::weights
+  std::size_t vector = kNone;       // of RankGraph::vectors: what is added to a product or a delta
+  std::size_t residual = kNone;     // value: the x of kAddNorm
+  std::size_t norm_weight = kNone;  // of RankGraph::vectors: of all norms
+  std::size_t norm_bias = kNone;
+  std::size_t tree = kNone;    // of RankGraph::trees
+  std::size_t out_column = 0;  // kLinear: where the product stands in the output
   std::size_t layer = 0;
   std::string name;  // "layer 3 down_proj": for positions and messages
   std::string tap;   // see Node
   std::string tap_input;
+
+  device::Norm::Kind norm = device::Norm::Kind::kRms;  // these as in Node
+  float eps = 0.0f;
+  device::Nonlinearity function = device::Nonlinearity::kSilu;
+  float factor = 1.0f;
+  std::size_t offset = 0;
+  std::size_t attention = kNone;  // of RankGraph::attentions
+  device::Routing routing = {};
+  std::size_t heads = 0;
+  std::size_t norm_columns = 0;
+  std::vector<std::size_t> experts = {};  // of RankGraph::weights
+  std::vector<device::Leaf> leaves = {};  // kExperts: how the leaves of their sum become roots
 };
 
 /// One rank's part of a model: pure data, printable, the same for every device.
 struct RankGraph {
   ModelDims dims;
-  float rms_norm_eps = 0.0f;
   Shard shard;
   std::vector<Range> vocabulary_shares;  // [ranks]
   std::vector<TensorDecl> tensors;       // of the whole model, as in Graph
@@ -87,7 +107,9 @@ struct RankGraph {
   std::vector<RankValue> values;
   std::vector<comm::TreeSum> trees;
   std::vector<RankNode> nodes;
-  std::size_t logits = kNone;  // value: [logit rows, local vocabulary]
+  std::vector<Rotary> rotaries;
+  std::vector<Attention> attentions;  // with the slopes of this rank's heads
+  std::size_t logits = kNone;         // value: [logit rows, local vocabulary]
 };
 
 /// How the activations must stand that are multiplied with weights of a type: Device::activation_for.

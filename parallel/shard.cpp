@@ -24,13 +24,12 @@ std::size_t heads_per_leaf(const ModelDims& dims) {
   return heads;
 }
 
-std::vector<std::size_t> feed_forward_ends(const ModelDims& dims) {
-  const std::size_t unit = dims.feed_forward < 512 && !dims.block_quantised ? 8 : 32;
-  const std::size_t units = (dims.feed_forward + unit - 1) / unit;
-  const std::size_t num_leaves = std::min<std::size_t>(units, dims.feed_forward >= 4096 ? 32 : 16);
+std::vector<std::size_t> inner_ends(std::size_t inner_size, bool block_quantised) {
+  const std::size_t unit = inner_size < 512 && !block_quantised ? 8 : 32;
+  const std::size_t units = (inner_size + unit - 1) / unit;
+  const std::size_t num_leaves = std::min<std::size_t>(units, inner_size >= 4096 ? 32 : 16);
   std::vector<std::size_t> ends(num_leaves);
-  for (std::size_t leaf = 0; leaf < num_leaves; ++leaf)
-    ends[leaf] = std::min(dims.feed_forward, even_share(units, leaf, num_leaves).end * unit);
+  for (std::size_t leaf = 0; leaf < num_leaves; ++leaf) ends[leaf] = std::min(inner_size, even_share(units, leaf, num_leaves).end * unit);
   return ends;
 }
 
@@ -44,7 +43,11 @@ void require(bool holds, const std::string& message) {
 
 }  // namespace
 
-std::size_t Leaves::max_ranks() const { return std::min(attention_ends.size(), feed_forward_ends.size()); }
+std::size_t Leaves::max_ranks() const {
+  std::size_t most = std::min(attention_ends.size(), feed_forward_ends.size());
+  for (const auto& ends : more_feed_forward_ends) most = std::min(most, ends.size());
+  return most;
+}
 
 Leaves leaves_of(const ModelDims& dims) {
   require(dims.num_heads > 0 && dims.num_kv_heads > 0 && dims.num_heads % dims.num_kv_heads == 0,
@@ -54,7 +57,11 @@ Leaves leaves_of(const ModelDims& dims) {
   Leaves leaves;
   const std::size_t step = heads_per_leaf(dims);
   for (std::size_t head = 0; head < dims.num_heads; head += step) leaves.attention_ends.push_back(std::min(head + step, dims.num_heads));
-  leaves.feed_forward_ends = feed_forward_ends(dims);
+  leaves.feed_forward_ends = inner_ends(dims.feed_forward, dims.block_quantised);
+  for (const std::size_t size : dims.more_feed_forwards) {
+    require(size > 0, "an inner size is zero");
+    leaves.more_feed_forward_ends.push_back(inner_ends(size, dims.block_quantised));
+  }
   leaves.vocabulary_segments = (dims.vocabulary + kVocabularySegment - 1) / kVocabularySegment;
   return leaves;
 }
@@ -65,9 +72,12 @@ void check_num_ranks(const ModelDims& dims, std::size_t num_ranks) {
   require(num_ranks <= leaves.attention_ends.size(),
           fmt::format("{} ranks are more than this model's {} attention leaves ({} query heads): 1 to {} ranks are possible", num_ranks,
                       leaves.attention_ends.size(), dims.num_heads, leaves.max_ranks()));
-  require(num_ranks <= leaves.feed_forward_ends.size(),
-          fmt::format("{} ranks are more than this model's {} feed-forward leaves ({} inner columns): 1 to {} ranks are possible",
-                      num_ranks, leaves.feed_forward_ends.size(), dims.feed_forward, leaves.max_ranks()));
+  for (std::size_t which = 0; which < dims.num_inner_sizes(); ++which) {
+    const std::size_t num_leaves = leaves.inner_ends(which).size();
+    require(num_ranks <= num_leaves,
+            fmt::format("{} ranks are more than this model's {} feed-forward leaves ({} inner columns): 1 to {} ranks are possible",
+                        num_ranks, num_leaves, dims.inner_size(which), leaves.max_ranks()));
+  }
 }
 
 Shard shard_of(const ModelDims& dims, std::size_t rank, std::size_t num_ranks) {
@@ -79,6 +89,10 @@ Shard shard_of(const ModelDims& dims, std::size_t rank, std::size_t num_ranks) {
   shard.feed_forward_leaves = even_share(leaves.feed_forward_ends.size(), rank, num_ranks);
   shard.heads = units_of(leaves.attention_ends, shard.attention_leaves);
   shard.feed_forward = units_of(leaves.feed_forward_ends, shard.feed_forward_leaves);
+  for (const auto& ends : leaves.more_feed_forward_ends) {
+    shard.more_feed_forward_leaves.push_back(even_share(ends.size(), rank, num_ranks));
+    shard.more_feed_forwards.push_back(units_of(ends, shard.more_feed_forward_leaves.back()));
+  }
   const std::size_t group = dims.num_heads / dims.num_kv_heads;
   shard.kv_heads = {shard.heads.begin / group, (shard.heads.end - 1) / group + 1};
   const Range segments = even_share(leaves.vocabulary_segments, rank, num_ranks);

@@ -17,6 +17,11 @@ struct Leaves {
   std::vector<std::size_t> attention_ends;     // [leaves] first query head behind each leaf
   std::vector<std::size_t> feed_forward_ends;  // [leaves] first inner column behind each leaf
   std::size_t vocabulary_segments = 0;
+  std::vector<std::vector<std::size_t>> more_feed_forward_ends;  // of ModelDims::more_feed_forwards
+
+  const std::vector<std::size_t>& inner_ends(std::size_t which) const {
+    return which == 0 ? feed_forward_ends : more_feed_forward_ends.at(which - 1);
+  }
 
   std::size_t max_ranks() const;
 };
@@ -30,10 +35,15 @@ struct Shard {
   std::size_t num_ranks = 1;
   Range attention_leaves;
   Range feed_forward_leaves;
-  Range heads;         // query heads
-  Range kv_heads;      // that those read; two ranks may hold the same one
-  Range feed_forward;  // inner columns
-  Range vocabulary;    // ids; may be empty
+  Range heads;                                  // query heads
+  Range kv_heads;                               // that those read; two ranks may hold the same one
+  Range feed_forward;                           // inner columns
+  Range vocabulary;                             // ids; may be empty
+  std::vector<Range> more_feed_forward_leaves;  // of the model's further inner sizes
+  std::vector<Range> more_feed_forwards;
+
+  Range inner_leaves(std::size_t which) const { return which == 0 ? feed_forward_leaves : more_feed_forward_leaves.at(which - 1); }
+  Range inner_columns(std::size_t which) const { return which == 0 ? feed_forward : more_feed_forwards.at(which - 1); }
 };
 
 /// @throws std::invalid_argument if there are more ranks than leaves: names the dimension and the legal range.

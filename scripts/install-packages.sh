@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what scripts/packages.txt lists, on Debian 12 or Ubuntu 24.04. Asks nothing; does nothing when all is there.
-# With --full also clang and its sanitizers' runtime, which the fuzz targets need.
+# With --full also clang and its sanitizers' runtime, which the fuzz targets need, and a compiler and emulator for 64-bit Arm.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -9,6 +9,7 @@ if [ "${1:-}" = --full ]; then
   # `clang` is the distribution's default version, and the runtime's package is named after it.
   version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p' | head -n 1)
   packages+=(clang "libclang-rt-${version:-14}-dev")
+  [ "$(uname -m)" = aarch64 ] || packages+=(g++-aarch64-linux-gnu qemu-user-static googletest make)
 fi
 missing=()
 for package in "${packages[@]}"; do

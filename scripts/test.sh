@@ -62,6 +62,10 @@ if [ $full = yes ]; then
     say "the check of GPU machines, on emulated GPUs"
     GPU_CHECK_EMULATED=1 scripts/gpu-check.sh
   fi
+  if [ "$(uname -m)" != aarch64 ]; then
+    say "the kernels of 64-bit Arm, emulated"
+    scripts/neon-check.sh --gtest_brief=1
+  fi
   say "long fuzzing"
   scripts/fuzz.sh 300
 fi

@@ -3,6 +3,14 @@
 #include <algorithm>
 
 namespace lockstep::device::cpu {
+namespace {
+
+/// The row of a table that holds the angles of the one token that a sequence decodes.
+std::size_t angles_of(const RotaryTable& table, const StepBatch::Sequence& sequence) {
+  return table.by_token ? sequence.first_token : sequence.first_position;
+}
+
+}  // namespace
 
 AttentionRunner::AttentionRunner(std::size_t num_threads, const Kernels& kernels)
     : num_threads_(num_threads), kernels_(kernels), first_piece_(num_threads + 1), scratch_(num_threads) {}
@@ -131,20 +139,22 @@ QueryBlock AttentionRunner::queries_of(const AttentionCall& call, const Item& it
     const std::size_t token = (item.first_query + i) / heads.size(), head = heads[(item.first_query + i) % heads.size()];
     block.queries[i] = call.qkv + (item.sequence->first_token + token) * call.qkv_columns + head * head_dim_;
     block.positions[i] = item.sequence->first_position + static_cast<std::uint32_t>(token);
+    if (call.slopes != nullptr) block.slopes[i] = call.slopes[head];
   }
   block.block_table = batch_->block_tables.data() + item.sequence->block_table;
   block.kv_head = item.kv_head;
   block.scale = call.scale;
   block.window = call.window;
+  block.soft_cap = call.soft_cap;
+  block.sloped = call.slopes != nullptr;
   return block;
 }
 
 void AttentionRunner::rotate_queries(const AttentionCall& call, const Item& item, QueryBlock& block, float* rotated) const {
-  const std::size_t half = call.table->rotary_dim / 2, position = item.sequence->first_position;
+  const std::size_t half = call.table->rotary_dim / 2, angles = angles_of(*call.table, *item.sequence) * half;
   for (std::size_t i = 0; i < item.count; ++i) {
     float* to = rotated + i * (state_floats_ + kLanes);
-    kernels_.rotate(block.queries[i], head_dim_, call.table->cosines.data() + position * half, call.table->sines.data() + position * half,
-                    half, to);
+    kernels_.rotate(block.queries[i], head_dim_, call.table->cosines.data() + angles, call.table->sines.data() + angles, half, to);
     block.queries[i] = to;
   }
 }
@@ -155,9 +165,8 @@ void AttentionRunner::append_newest(const AttentionCall& call, const Item& item,
   const float* key = row + (num_heads_ + item.kv_head) * head_dim_;
   const float* value = row + (num_heads_ + num_kv_heads_ + item.kv_head) * head_dim_;
   if (call.table != nullptr) {
-    const std::size_t half = call.table->rotary_dim / 2;
-    kernels_.rotate(key, head_dim_, call.table->cosines.data() + position * half, call.table->sines.data() + position * half, half,
-                    rotated);
+    const std::size_t half = call.table->rotary_dim / 2, angles = angles_of(*call.table, *item.sequence) * half;
+    kernels_.rotate(key, head_dim_, call.table->cosines.data() + angles, call.table->sines.data() + angles, half, rotated);
     key = rotated;
   }
   const std::uint32_t block = batch_->block_tables[item.sequence->block_table + position / call.cache.block_size];
@@ -219,12 +228,12 @@ void AttentionRunner::finish(const AttentionCall& call, const Item& item, std::s
                     call.int8.scaled_sums + entry, call.int8.sums + 2 * entry);
 }
 
-void AttentionRunner::append_token(float* row, std::size_t position, std::size_t num_heads, std::size_t num_kv_heads,
+void AttentionRunner::append_token(float* row, std::size_t angles, std::size_t num_heads, std::size_t num_kv_heads,
                                    const RotaryTable* table, const CacheView& cache, std::uint32_t block, std::size_t offset,
                                    float* scratch) const {
   const std::size_t half = table ? table->rotary_dim / 2 : 0, head_dim = cache.head_dim;
-  const float* cosines = table ? table->cosines.data() + position * half : nullptr;
-  const float* sines = table ? table->sines.data() + position * half : nullptr;
+  const float* cosines = table ? table->cosines.data() + angles * half : nullptr;
+  const float* sines = table ? table->sines.data() + angles * half : nullptr;
   for (std::size_t head = 0; table && head < num_heads; ++head) {
     kernels_.rotate(row + head * head_dim, head_dim, cosines, sines, half, row + head * head_dim);
   }

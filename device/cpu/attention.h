@@ -18,7 +18,9 @@ struct AttentionCall {
   CacheView cache{};
   float scale = 0.0f;
   std::uint32_t window = 0;
-  bool appends = false;  // decode: rotates the queries for itself, and appends keys and values
+  float soft_cap = 0.0f;          // see AttentionSpec
+  const float* slopes = nullptr;  // [num_heads], or null
+  bool appends = false;           // decode: rotates the queries for itself, and appends keys and values
   const RotaryTable* table = nullptr;
   float* floats = nullptr;   // [T, num_heads * head_dim], or
   Int8View int8{};           // the same in blocks, if head_dim is a multiple of a block
@@ -47,8 +49,8 @@ class AttentionRunner {
   /// A thread's part. All threads of the pool call it.
   void run(const AttentionCall& call, std::size_t thread) noexcept;
 
-  /// Rotates row `row` of qkv in place and appends its keys and values. `scratch`: head_dim floats.
-  void append_token(float* row, std::size_t position, std::size_t num_heads, std::size_t num_kv_heads, const RotaryTable* table,
+  /// Rotates row `row` of qkv in place, by row `angles` of the table, and appends its keys and values. `scratch`: head_dim floats.
+  void append_token(float* row, std::size_t angles, std::size_t num_heads, std::size_t num_kv_heads, const RotaryTable* table,
                     const CacheView& cache, std::uint32_t block, std::size_t offset, float* scratch) const;
 
  private:

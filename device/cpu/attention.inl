@@ -11,6 +11,7 @@ LOCKSTEP_INLINE std::size_t round_up_16(std::size_t n) { return (n + 15) / 16 * 
 struct SpanPlace {
   const std::byte* keys[kGroups];
   const std::byte* values[kGroups];
+  std::uint32_t first_position;
 };
 
 struct KeyRange {
@@ -51,6 +52,17 @@ LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, co
   for (int q = 0; q < Q; ++q) {
     LOCKSTEP_UNROLL
     for (int g = 0; g < G; ++g) store(scores + q * kSpan + g * 16, mul(sums[q][g], scale));
+  }
+}
+
+/// The soft cap, then the slope times the positions of the keys, where there are such.
+LOCKSTEP_NOINLINE void bend_scores(const QueryBlock& block, std::size_t query, std::uint32_t first_position, KeyRange range,
+                                   float* scores) {
+  if (block.soft_cap != 0.0f) soft_cap(scores + range.from, range.to - range.from, block.soft_cap);
+  if (!block.sloped) return;
+  for (std::size_t g = range.from / 16; 16 * g < range.to; ++g) {
+    const Floats positions = to_floats(add(lane_numbers(), splat_int(static_cast<std::int32_t>(first_position + 16 * g))));
+    store(scores + 16 * g, fma(splat(block.slopes[query]), positions, load(scores + 16 * g)));
   }
 }
 
@@ -152,6 +164,9 @@ LOCKSTEP_NOINLINE void attend_span(const QueryBlock& block, std::size_t query, c
     for (std::size_t d = 0; d < padded; d += 16) store(state + d, zero());
     const bool any = ranges[q].from < ranges[q].to;
     state[padded + 2] = any ? 1.0f : 0.0f;
+    if (any && (block.soft_cap != 0.0f || block.sloped))
+      bend_scores(block, query + static_cast<std::size_t>(q), place.first_position, ranges[q],
+                  scores + static_cast<std::size_t>(q) * kSpan);
     if (any) soften(ranges[q], scores + static_cast<std::size_t>(q) * kSpan, state[padded], state[padded + 1]);
   }
   // Keys that all Q queries see go together; those of some only, before and after, one query at a time.
@@ -205,6 +220,7 @@ LOCKSTEP_INLINE void attend_type(const CacheView& cache, const QueryBlock& block
   for (std::size_t q = 0; q < block.count; ++q) last_position = block.positions[q] > last_position ? block.positions[q] : last_position;
   for (std::size_t span = first_span; span < end_span; ++span) {
     SpanPlace place = {};
+    place.first_position = static_cast<std::uint32_t>(span * kSpan);
     for (std::size_t g = 0; g < kGroups; ++g) {
       const std::size_t position = span * kSpan + 16 * g;
       if (position > last_position) break;  // the block table ends there

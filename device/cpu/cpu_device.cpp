@@ -92,7 +92,8 @@ void CpuDevice::read_floats(const Matrix& from, std::size_t first, std::size_t c
     return;
   }
   const Int8View view = int8_of(from, first + count);
-  for (std::size_t row = first; row < first + count; ++row) expand_quants(view, row, from.columns, to.data() + (row - first) * from.columns);
+  for (std::size_t row = first; row < first + count; ++row)
+    expand_quants(view, row, from.columns, to.data() + (row - first) * from.columns);
 }
 
 StepRows CpuDevice::begin_step(const StepBatch& batch) {

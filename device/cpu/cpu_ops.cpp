@@ -11,12 +11,7 @@ void CpuDevice::embed(const Weight* table, std::int32_t first_id, const Matrix& 
   const std::size_t tokens = step().num_tokens();
   floats_of(out, tokens);
   const LinearWeight* weight = static_cast<const LinearWeight*>(table);
-  if (weight != nullptr) {
-    require(out.columns == weight->spec().columns && weight->spec().first_column == 0,
-            "embed: the columns of the table and of the output differ");
-    require(weight->num_parts() == 1, "embed: the table has parts");
-    if (!info(weight->spec().dtype).block_quantised()) reserve_scratch(row_bytes(weight->spec().dtype, out.columns));
-  }
+  if (weight != nullptr) reserve_table_row(*weight, out.columns);
   into_rows({}, out, tokens, [this, weight, first_id, columns = out.columns](std::size_t thread, std::size_t t, float* to) {
     const std::span row(to, columns);
     const std::int64_t index = std::int64_t{step_->token_ids[t]} - first_id;
@@ -24,16 +19,7 @@ void CpuDevice::embed(const Weight* table, std::int32_t first_id, const Matrix& 
       std::fill(row.begin(), row.end(), 0.0f);
       return;
     }
-    const PackedShape& shape = weight->part(0).shape();
-    const std::size_t at = static_cast<std::size_t>(index), panel = at / kLanes, owner = shape.share_of(panel);
-    const std::byte* share = weight->part(0).share(owner);
-    if (info(shape.dtype).block_quantised()) {
-      kernels_.expand_row(shape.dtype, share + (panel - shape.share_begin(owner)) * shape.panel_bytes(), columns, at % kLanes, to);
-    } else {
-      const std::span stored(scratch_[thread].data(), row_bytes(shape.dtype, columns));
-      unpack_float_row(shape, share, at, stored);
-      dequantise(shape.dtype, stored, row);
-    }
+    expand_table_row(*weight, static_cast<std::size_t>(index), thread, row);
     for (float& value : row) value += 0.0f;  // -0 becomes +0, as it does where the rows of other ranks are added
   });
 }
@@ -152,6 +138,11 @@ void CpuDevice::attention(const Matrix& qkv, const AttentionSpec& spec, KvCache&
   call.qkv_columns = qkv.columns;
   call.scale = spec.scale;
   call.window = spec.window;
+  call.soft_cap = spec.soft_cap;
+  if (!spec.slopes.empty()) {
+    require(spec.slopes.size() == spec.num_heads, "attention: a slope for each head is needed");
+    call.slopes = spec.slopes.data();
+  }
   const LinearWeight* own = heads_of_product(qkv, spec);  // the thread of a KV head computed what it needs itself
   attention_.plan(batch, spec, own != nullptr);
   if (rotation_.rows != nullptr) {
@@ -253,6 +244,29 @@ void CpuDevice::top_of_rows(const Matrix& logits, std::size_t num_rows) {
       tops_[t * pool_.size() + thread] = top;
     }
   });
+}
+
+/// Scratch memory for expand_table_row, and `more` bytes behind it; returns where those begin.
+std::size_t CpuDevice::reserve_table_row(const LinearWeight& table, std::size_t columns, std::size_t more) {
+  require(columns == table.spec().columns && table.spec().first_column == 0, "the columns of a table and of the rows differ");
+  require(table.num_parts() == 1, "a table has no parts");
+  const std::size_t bytes = info(table.spec().dtype).block_quantised() ? 0 : row_bytes(table.spec().dtype, columns);
+  const std::size_t end = (bytes + 63) / 64 * 64;
+  reserve_scratch(end + more);
+  return end;
+}
+
+void CpuDevice::expand_table_row(const LinearWeight& table, std::size_t index, std::size_t thread, std::span<float> row) {
+  const PackedShape& shape = table.part(0).shape();
+  const std::size_t panel = index / kLanes, owner = shape.share_of(panel);
+  const std::byte* share = table.part(0).share(owner);
+  if (info(shape.dtype).block_quantised()) {
+    const std::byte* packed = share + (panel - shape.share_begin(owner)) * shape.panel_bytes();
+    return kernels_.expand_row(shape.dtype, packed, row.size(), index % kLanes, row.data());
+  }
+  const std::span stored(scratch_[thread].data(), row_bytes(shape.dtype, row.size()));
+  unpack_float_row(shape, share, index, stored);
+  dequantise(shape.dtype, stored, row);
 }
 
 bool CpuDevice::for_all(std::size_t num_rows) const { return recording_ && num_rows == 1; }
@@ -357,6 +371,7 @@ CacheView CpuDevice::checked_cache(const Matrix& qkv, const AttentionSpec& spec,
 void CpuDevice::check_table(const RotaryTable& table, const StepBatch& batch, std::size_t head_dim) {
   require(table.rotary_dim % 2 == 0 && table.rotary_dim <= head_dim, "rotary_dim must be even and at most head_dim");
   const std::size_t known = table.rotary_dim == 0 ? SIZE_MAX : std::min(table.cosines.size(), table.sines.size()) / (table.rotary_dim / 2);
+  if (table.by_token) return require(known >= batch.num_tokens(), "the rotary table has fewer rows than the step has tokens");
   for (const std::int32_t position : batch.positions) {
     if (position < 0 || static_cast<std::size_t>(position) >= known) {
       throw std::out_of_range("position " + std::to_string(position) + " is outside the rotary table, which has " + std::to_string(known));
@@ -371,7 +386,8 @@ void CpuDevice::append_token(float* row, std::size_t token, std::size_t heads, s
                                        [](std::size_t t, const StepBatch::Sequence& sequence) { return t < sequence.first_token; });
   const StepBatch::Sequence& sequence = *(behind - 1);
   const std::size_t position = sequence.first_position + (token - sequence.first_token);
-  attention_.append_token(row, static_cast<std::size_t>(batch.positions[token]), heads, kv_heads, table, cache,
+  const std::size_t angles = table != nullptr && table->by_token ? token : static_cast<std::size_t>(batch.positions[token]);
+  attention_.append_token(row, angles, heads, kv_heads, table, cache,
                           batch.block_tables[sequence.block_table + position / cache.block_size], position % cache.block_size, scratch);
 }
 

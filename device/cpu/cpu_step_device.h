@@ -80,6 +80,9 @@ class CpuDevice final : public Device {
   std::string description() const override;
   std::string numerics() const override { return "cpu"; }
   Activation activation_for(DType weight) const override { return cpu_activation_for(weight); }
+  bool multiplies(DType weight, Activation activation) const override {
+    return activation == Activation::kFloat32 || activation == activation_for(weight);
+  }
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override;
   std::size_t matrix_bytes(Activation type, std::size_t rows, std::size_t columns) const override;
   std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) override;
@@ -104,6 +107,19 @@ class CpuDevice final : public Device {
   void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) override;
   void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override;
   void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override;
+  void add_positions(const Weight& table, std::size_t offset, const Matrix& x) override;
+  void scale(const Matrix& x, std::size_t num_rows, float factor) override;
+  void soft_cap(const Matrix& x, std::size_t num_rows, float cap) override;
+  void gate_rows(const Matrix& x, std::size_t num_rows, const Matrix& gates) override;
+  void norm_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                  const Norm& norm) override;
+  void square_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                    const Matrix& out) override;
+  void norm_by_square(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_columns, const Matrix& squares,
+                      std::size_t norm_columns, const float* weight, float eps) override;
+  void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) override;
+  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, Nonlinearity function,
+               std::span<const Leaf> leaves, const Matrix& out) override;
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override;
   void top_of_rows(const Matrix& logits, std::size_t num_rows) override;
   void read_tops(std::span<Top> tops) override;
@@ -134,6 +150,24 @@ class CpuDevice final : public Device {
     CpuDevice& device_;
   };
 
+  /// While it lives, ops are run at once also within a step.
+  class Pause {
+   public:
+    explicit Pause(CpuDevice& device) : device_(device), recorded_(device.recording_) { device_.recording_ = false; }
+    ~Pause() { device_.recording_ = recorded_; }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    CpuDevice& device_;
+    bool recorded_;
+  };
+
+  /// Rows [first, first + count) of all.
+  struct Rows {
+    std::size_t first, count, all;
+  };
+
   /// Queries, keys and values that attention is to rotate and append.
   struct Rotation {
     const float* rows = nullptr;
@@ -159,7 +193,32 @@ class CpuDevice final : public Device {
     pool_.run(op);
   }
 
+  /// op(thread, row) for every row, each thread its part.
+  template <class Op>
+  void over_rows(std::initializer_list<Access> accesses, std::size_t num_rows, const Op& op) {
+    submit(accesses, [op, num_rows, threads = pool_.size()](std::size_t thread) {
+      const Share rows = share_of(num_rows, thread, threads);
+      for (std::size_t t = rows.first; t < rows.end; ++t) op(thread, t);
+    });
+  }
+
+  /// The same for an op that changes rows of `x`, and reads those of another matrix.
+  template <class Op>
+  void change_rows(const Matrix& x, Access reads, std::size_t num_rows, const Op& op) {
+    copies_.set_valid(x, false);
+    over_rows({{x.data, Use::kWrite}, reads}, num_rows, op);
+  }
+
   void flush();
+
+  std::size_t reserve_table_row(const LinearWeight& table, std::size_t columns, std::size_t more = 0);
+  /// A row of a table as floats, by the scratch memory of reserve_table_row.
+  void expand_table_row(const LinearWeight& table, std::size_t index, std::size_t thread, std::span<float> row);
+
+  Matrix scratch_matrix(std::vector<std::byte>& memory, Activation type, std::size_t rows, std::size_t columns) const;
+  void sum_experts(const Matrix& h, Rows rows, const float* routing, std::span<const Expert> experts, Nonlinearity function,
+                   std::span<const Leaf> leaves, const Matrix& out);
+  void add_leaves(Rows rows, std::span<const Leaf> leaves, const Matrix& out);
 
   void reserve_scratch(std::size_t bytes);
 
@@ -233,7 +292,10 @@ class CpuDevice final : public Device {
   std::vector<float> maxima_of_rows_;
   std::vector<Arena> arenas_;                    // of each thread
   std::vector<std::vector<std::byte>> scratch_;  // of each thread
-  std::vector<float> attended_;                  // attention results on their way to int8, where a head is not whole blocks
+  std::vector<std::byte> expert_memory_[4];      // rows of one expert: in, products, inner, partial sums
+  std::vector<std::uint32_t> expert_rows_;
+  std::vector<float> leaf_sums_;
+  std::vector<float> attended_;  // attention results on their way to int8, where a head is not whole blocks
 };
 
 }  // namespace lockstep::device::cpu

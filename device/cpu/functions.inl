@@ -32,6 +32,26 @@ LOCKSTEP_INLINE Floats by_sign(Floats x, Floats negative, Floats other) {
   return from_bits(bit_xor(bits(other), bit_and(mask, bit_xor(bits(negative), bits(other)))));
 }
 
+/// tanh(x) = w / (w + 2) with the sign of x, w = e^(2 |x|) - 1 without cancellation: 2^n (e^r - 1) + (2^n - 1).
+LOCKSTEP_INLINE Floats tanh_of(Floats x) {
+  const Floats magic = splat(12582912.0f);
+  const Floats a = min_of(splat(44.0f), mul(magnitude(x), splat(2.0f)));  // NaN stays; tanh(22) is 1
+  const Floats shifted = fma(a, splat(1.44269504f), magic);
+  const Floats n = sub(shifted, magic);
+  const Floats r = fma(n, splat(-1.42860677e-6f), fma(n, splat(-0.693145752f), a));
+  Floats p = splat(1.0f / 5040.0f);
+  p = fma(p, r, splat(1.0f / 720.0f));
+  p = fma(p, r, splat(1.0f / 120.0f));
+  p = fma(p, r, splat(1.0f / 24.0f));
+  p = fma(p, r, splat(1.0f / 6.0f));
+  p = fma(p, r, splat(0.5f));
+  p = fma(mul(p, r), r, r);
+  const Floats power = from_bits(shift_left<23>(add(sub(bits(shifted), bits(magic)), splat_int(127))));
+  const Floats w = fma(power, p, sub(power, splat(1.0f)));
+  const Ints sign = bit_and(bits(x), splat_int(static_cast<std::int32_t>(0x80000000u)));
+  return from_bits(bit_xor(bits(div(w, add(w, splat(2.0f)))), sign));
+}
+
 /// x Phi(x), Phi the normal distribution. Phi(-a) = e^(-a^2 / 2) t Q(t) with t = 1 / (1 + 0.3 a); Q interpolates at the Chebyshev nodes of
 /// its range. The rounding error of a^2 is carried on, so that the far tail is right, too.
 LOCKSTEP_INLINE Floats gelu_of(Floats x) {

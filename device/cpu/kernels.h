@@ -19,6 +19,7 @@ inline constexpr std::size_t kSpan = 64;         // keys of an attention span
 inline constexpr std::size_t kTokenBlock = 128;  // tokens that a product keeps in the cache beside a panel
 inline constexpr std::size_t kMaxOpenSums = 16;  // partial sums of one row-parallel output that may be open at a time
 inline constexpr std::size_t kQueryBlock = 32;   // queries that walk over the spans together
+inline constexpr std::size_t kProbeOperations = 16 * 6;
 
 /// A matrix of int8 blocks. Row t: quants[t * stride ...], and per block b one entry at [t * blocks + b] of the others.
 struct Int8View {
@@ -67,6 +68,9 @@ struct QueryBlock {
   std::size_t kv_head;
   float scale;
   std::uint32_t window;
+  float soft_cap;  // 0: none
+  bool sloped;
+  float slopes[kQueryBlock];  // of the query's head, where sloped
 };
 
 /// What one query has seen of its keys: value sums [head_dim, rounded up to 16], then maximum, sum of exponentials, and 1.0 if there was
@@ -90,7 +94,13 @@ struct Kernels {
   /// out = function(gate) * up; a null `up` is ones.
   void (*activate)(Nonlinearity function, const float* gate, const float* up, std::size_t columns, float* out);
   void (*add)(float* x, const float* delta, const float* bias, std::size_t columns);
-  void (*exponentials)(const float* x, std::size_t count, float* out);  // for tests: exp of each
+  float (*square_sum)(const float* x, std::size_t columns);
+  /// x = x / sqrt(mean_square + eps) * weight.
+  void (*norm_by_square)(float* x, std::size_t columns, float mean_square, const float* weight, float eps);
+  void (*scale)(float* x, std::size_t columns, float factor);
+  void (*add_scaled)(float* sum, const float* x, std::size_t columns, float factor);  // sum = fma(factor, x, sum)
+  void (*soft_cap)(float* x, std::size_t columns, float cap);
+  void (*exponentials)(const float* x, std::size_t count, float* out);  // exp of each
   Top (*top)(const float* logits, std::size_t count);
 
   /// out = the first 2 * half dims rotated, the others as they are; out may be x.
@@ -109,7 +119,10 @@ struct Kernels {
   void (*merge_state)(float* into, const float* from, std::size_t head_dim);
   void (*finish_state)(const float* state, std::size_t head_dim, float* out);
 
-  std::uint64_t (*read_bytes)(const std::byte* from, std::size_t count);  // touches every byte; for the bandwidth probe
+  // For the probes of what this machine can do.
+  std::uint64_t (*read_bytes)(const std::byte* from, std::size_t count);  // touches every byte
+  float (*multiply_floats)(std::size_t rounds);                           // kProbeOperations multiply-adds of floats a round
+  std::int32_t (*multiply_bytes)(std::size_t rounds);                     // 4 * kProbeOperations of nibbles with int8, as products do them
 };
 
 /// @pre the machine supports it.

@@ -7,6 +7,31 @@
 // clang-format on
 
 constexpr Kernels make_table(Isa isa) {
-  return {isa,    kQ8Offset, linear,  linear_scratch_bytes, expand_row, norm,   quantise,    activate,     add_rows,  exponentials, top,
-          rotate, append,    to_half, to_bfloat16,          from_half,  attend, merge_state, finish_state, read_bytes};
+  return {.isa = isa,
+          .q8_offset = kQ8Offset,
+          .linear = linear,
+          .linear_scratch_bytes = linear_scratch_bytes,
+          .expand_row = expand_row,
+          .norm = norm,
+          .quantise = quantise,
+          .activate = activate,
+          .add = add_rows,
+          .square_sum = square_sum,
+          .norm_by_square = norm_by_square,
+          .scale = scale,
+          .add_scaled = add_scaled,
+          .soft_cap = soft_cap,
+          .exponentials = exponentials,
+          .top = top,
+          .rotate = rotate,
+          .append = append,
+          .to_half = to_half,
+          .to_bfloat16 = to_bfloat16,
+          .from_half = from_half,
+          .attend = attend,
+          .merge_state = merge_state,
+          .finish_state = finish_state,
+          .read_bytes = read_bytes,
+          .multiply_floats = multiply_floats,
+          .multiply_bytes = multiply_bytes};
 }

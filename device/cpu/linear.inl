@@ -218,6 +218,14 @@ LOCKSTEP_INLINE void float_step(const LinearArgs& args, TilePlace at, std::size_
   constexpr int kTokens = kAccumulators / kTogether;
   constexpr std::size_t kElement = kType == DType::kF32 ? 4 : 2;
   std::size_t panel = 0;
+  if (kTogether == 1 && to - step.token <= 16) {
+    // For a few tokens the memory is what counts, and one panel at a time would read every fourth line or so.
+    for (; panel + 2 <= width; panel += 2) {
+      tiles_over_tokens<kType, 2, 2>(args, at, step.token, to, &step);
+      at.weights += 32 * kElement;
+      at.row += 32;
+    }
+  }
   for (; panel + kTogether <= width; panel += kTogether) {
     tiles_over_tokens<kType, kTogether, kTokens>(args, at, step.token, to, &step);
     at.weights += 16 * kElement * kTogether;
@@ -280,24 +288,15 @@ LOCKSTEP_INLINE void float_linear(const LinearArgs& args, const std::byte* weigh
   }
 }
 
+/// One panel at a time: one stream of weights, and what it takes to unpack them is shared by as many tokens as the registers hold.
 template <DType kType>
 LOCKSTEP_INLINE void block_linear(const LinearArgs& args, const std::byte* weights, std::size_t first, std::size_t end) {
-  constexpr int kTogether = kAccumulators >= 16 ? 2 : 1;
-  constexpr int kTokens = 4;
-  constexpr int kFew = kAccumulators >= 16 ? 8 : 4;
+  constexpr int kTokens = kAccumulators >= 16 ? 8 : 4;
   for (std::size_t from = 0; from < args.num_tokens; from += kTokenBlock) {
     const std::size_t to = from + kTokenBlock < args.num_tokens ? from + kTokenBlock : args.num_tokens;
-    std::size_t panel = first;
-    TilePlace at{weights, 16, args.panel_bytes, panel * 16, from, 0};
-    if (args.num_tokens > 8) {
-      for (; panel + kTogether <= end; panel += kTogether) {
-        tiles_over_tokens<kType, kTogether, kTokens>(args, at, from, to, nullptr);
-        at.weights += kTogether * args.panel_bytes;
-        at.row += 16 * kTogether;
-      }
-    }
-    for (; panel < end; ++panel) {
-      tiles_over_tokens<kType, 1, kFew>(args, at, from, to, nullptr);
+    TilePlace at{weights, 16, args.panel_bytes, first * 16, from, 0};
+    for (std::size_t panel = first; panel < end; ++panel) {
+      tiles_over_tokens<kType, 1, kTokens>(args, at, from, to, nullptr);
       at.weights += args.panel_bytes;
       at.row += 16;
     }

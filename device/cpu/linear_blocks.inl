@@ -66,9 +66,10 @@ LOCKSTEP_INLINE BlockScales load_scales(const std::byte* panel, const BlockPlace
     const int shift = 4 * place.part;
     const Ints scale = shift_right_by(load_bytes(super + 64), shift), minimum = shift_right_by(load_bytes(super + 128), shift);
     const Ints upper = shift_right_by(load_bytes(super + 192), shift), nibble = splat_int(15);
-    const Ints scale_upper = shift_left<4>(bit_and(upper, splat_int(3))), minimum_upper = shift_left<2>(bit_and(upper, splat_int(12)));
-    s.scale = mul(half_values(super), to_floats(add(bit_and(scale, nibble), scale_upper)));
-    s.minimum = mul(half_values(super + 32), to_floats(add(bit_and(minimum, nibble), minimum_upper)));
+    const Ints whole_scale = bit_merge(bit_and(scale, nibble), shift_left<4>(upper), splat_int(0x30));
+    const Ints whole_minimum = bit_merge(bit_and(minimum, nibble), shift_left<2>(upper), splat_int(0x30));
+    s.scale = mul(half_values(super), to_floats(whole_scale));
+    s.minimum = mul(half_values(super + 32), to_floats(whole_minimum));
   }
   return s;
 }
@@ -93,10 +94,10 @@ LOCKSTEP_INLINE Ints stored_quad(const std::byte* planes) {
   }
   if constexpr (kLayout.high_bits == 1) {
     const Ints high = shifted_right<kQuad - kLayout.low_bits>(load_bytes(planes));
-    quad = add(quad, bit_and(high, splat_int(0x01010101 << kLayout.low_bits)));
+    quad = bit_merge(quad, high, splat_int(0x01010101 << kLayout.low_bits));
   } else if constexpr (kLayout.high_bits == 2) {
     const Ints high = shifted_right<kQuad % 4 * 2 - kLayout.low_bits>(load_bytes(planes + kQuad / 4 * 64));
-    quad = add(quad, bit_and(high, splat_int(0x03030303 << kLayout.low_bits)));
+    quad = bit_merge(quad, high, splat_int(0x03030303 << kLayout.low_bits));
   }
   return quad;
 }

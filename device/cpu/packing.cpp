@@ -108,12 +108,11 @@ std::array<std::uint32_t, num_planes(layout_of(kType))> planes_of(const Quads& q
 void put(std::byte* to, std::size_t index, const void* value, std::size_t bytes) { std::memcpy(to + index * bytes, value, bytes); }
 
 template <DType kType>
-void pack_super_header(std::size_t lane, const std::byte* block, std::byte* to) {
+void pack_super_header(std::size_t lane, const std::byte* block, const SubScales& sub, std::byte* to) {
   constexpr std::size_t kScale = kType == DType::kQ2_K ? 80 : kType == DType::kQ3_K ? 108 : kType == DType::kQ6_K ? 208 : 0;
   put(to, lane, block + kScale, 2);
   if constexpr (layout_of(kType).minimum) put(to + 2 * kLanes, lane, block + kScale + 2, 2);
   if constexpr (kType == DType::kQ4_K || kType == DType::kQ5_K) {
-    const SubScales sub = sub_scales(kType, block);
     std::array<std::uint32_t, 3> planes{};
     for (unsigned part = 0; part < kSuperBlocks; ++part) {
       const std::uint32_t scale = static_cast<std::uint8_t>(sub.scales[part]), minimum = static_cast<std::uint8_t>(sub.minima[part]);
@@ -159,8 +158,8 @@ void pack_panel(const PackedShape& shape, const std::byte* stored, std::size_t c
     const std::byte* from = stored + place / parts * type.block_bytes;
     if (kLayout.super_bytes > 0 && (block == 0 || part == 0)) {
       for (std::size_t lane = 0; lane < count; ++lane) {
-        pack_super_header<kType>(lane, from + lane * stride, packed);
-        sub[lane] = sub_scales(kType, from + lane * stride);
+        if (kType != DType::kQ2_K) sub[lane] = sub_scales(kType, from + lane * stride);  // that one keeps them as they are
+        pack_super_header<kType>(lane, from + lane * stride, sub[lane], packed);
       }
       packed += kLayout.super_bytes;
     }

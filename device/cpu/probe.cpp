@@ -32,4 +32,22 @@ double measure_read_bandwidth(std::size_t num_threads, std::size_t bytes, double
   return best;
 }
 
+PeakRates measure_peak_rates(Isa isa) {
+  using Clock = std::chrono::steady_clock;
+  const cpu::Kernels& kernels = cpu::kernels_for(isa);
+  const std::size_t rounds = std::size_t{1} << (isa == Isa::kPortable ? 12 : 16);
+  volatile double sink = 0;  // the results must go somewhere
+  const auto best_rate = [&](double operations, const auto& run) {
+    double best = 0;
+    for (int i = 0; i < 100; ++i) {
+      const Clock::time_point start = Clock::now();
+      sink = static_cast<double>(run(rounds));
+      best = std::max(best, operations * static_cast<double>(rounds) / std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    return best;
+  };
+  const double operations = 2.0 * static_cast<double>(cpu::kProbeOperations);
+  return {best_rate(operations, kernels.multiply_floats), best_rate(4 * operations, kernels.multiply_bytes)};
+}
+
 }  // namespace lockstep::device

@@ -85,6 +85,33 @@ void norm(const float* x, std::size_t columns, const Norm& norm, float* out) {
   scale_row(x, columns, mean, splat(1.0f / __builtin_sqrtf(square + norm.eps)), norm.weight, norm.bias, out);
 }
 
+float square_sum(const float* x, std::size_t columns) { return sum_of_squares(x, columns, zero()); }
+
+void norm_by_square(float* x, std::size_t columns, float mean_square, const float* weight, float eps) {
+  scale_row(x, columns, zero(), splat(1.0f / __builtin_sqrtf(mean_square + eps)), weight, nullptr, x);
+}
+
+void scale(float* x, std::size_t columns, float factor) {
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const std::size_t n = lanes_left(columns, i);
+    store_first(x + i, mul(load_first(x + i, n), splat(factor)), n);
+  }
+}
+
+void add_scaled(float* sum, const float* x, std::size_t columns, float factor) {
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const std::size_t n = lanes_left(columns, i);
+    store_first(sum + i, fma(splat(factor), load_first(x + i, n), load_first(sum + i, n)), n);
+  }
+}
+
+void soft_cap(float* x, std::size_t columns, float cap) {
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const std::size_t n = lanes_left(columns, i);
+    store_first(x + i, mul(splat(cap), tanh_of(div(load_first(x + i, n), splat(cap)))), n);
+  }
+}
+
 /// Rounds |x| < 2^22 to the nearest integer, ties to even.
 LOCKSTEP_INLINE Ints round_to_int(Floats x) {
   const Floats magic = splat(12582912.0f);
@@ -239,4 +266,31 @@ std::uint64_t read_bytes(const std::byte* from, std::size_t count) {
   std::uint64_t mixed = 0;
   for (int i = 0; i < 16; ++i) mixed = mixed * 31 + static_cast<std::uint32_t>(v[i]);
   return mixed;
+}
+
+constexpr int kProbeSums = static_cast<int>(kProbeOperations / 16);
+
+float multiply_floats(std::size_t rounds) {
+  const Floats x = splat(0.5f);
+  Floats sums[kProbeSums];
+  for (Floats& sum : sums) sum = zero();
+  for (std::size_t round = 0; round < rounds; ++round) {
+    LOCKSTEP_UNROLL
+    for (int i = 0; i < kProbeSums; ++i) sums[i] = fma(x, sums[i], x);
+  }
+  for (int i = 1; i < kProbeSums; ++i) sums[0] = add(sums[0], sums[i]);
+  return sum_lanes(sums[0]);
+}
+
+std::int32_t multiply_bytes(std::size_t rounds) {
+  const Ints change = splat_int(0x01020304), w = splat_int(0x0F010203);
+  Ints x = change, sums[kProbeSums];
+  for (Ints& sum : sums) sum = splat_int(0);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    x = bit_xor(x, change);  // else the products would be done once, before the loop
+    LOCKSTEP_UNROLL
+    for (int i = 0; i < kProbeSums; ++i) sums[i] = unsigned_dot(sums[i], i % 2 == 0 ? w : change, x);
+  }
+  for (int i = 1; i < kProbeSums; ++i) sums[0] = add(sums[0], sums[i]);
+  return sum_of_ints(sums[0]);
 }

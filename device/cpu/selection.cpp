@@ -33,7 +33,7 @@ float CpuSelection::change_row(float* row, std::size_t columns, float top, std::
     logit = changed(logit, changes_[i]);
     if (!changes_[i].masks() && !std::isfinite(logit)) flags_[index] = 0;
   }
-  return first_changes_[index] == end ? top : maximum(std::span(row, columns));
+  return first_changes_[index] == end ? top : maximum(std::span(row, columns), isa_);
 }
 
 void CpuSelection::begin(float* logits, std::size_t columns, std::span<const float> tops, const Selection& selection, std::size_t rank,

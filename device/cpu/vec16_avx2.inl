@@ -80,6 +80,9 @@ LOCKSTEP_INLINE Ints add(Ints x, Ints y) { return {_mm256_add_epi32(x.a, y.a), _
 LOCKSTEP_INLINE Ints sub(Ints x, Ints y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 LOCKSTEP_INLINE Ints bit_and(Ints x, Ints y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 LOCKSTEP_INLINE Ints bit_xor(Ints x, Ints y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+LOCKSTEP_INLINE Ints bit_merge(Ints x, Ints y, Ints mask) {
+  return {_mm256_or_si256(x.a, _mm256_and_si256(y.a, mask.a)), _mm256_or_si256(x.b, _mm256_and_si256(y.b, mask.b))};
+}
 LOCKSTEP_INLINE Ints max_int(Ints x, Ints y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
 template <int N>
 LOCKSTEP_INLINE Ints shift_left(Ints x) {

@@ -49,6 +49,7 @@ LOCKSTEP_INLINE Ints add(Ints x, Ints y) { return {_mm512_add_epi32(x.a, y.a)}; 
 LOCKSTEP_INLINE Ints sub(Ints x, Ints y) { return {_mm512_sub_epi32(x.a, y.a)}; }
 LOCKSTEP_INLINE Ints bit_and(Ints x, Ints y) { return {_mm512_and_si512(x.a, y.a)}; }
 LOCKSTEP_INLINE Ints bit_xor(Ints x, Ints y) { return {_mm512_xor_si512(x.a, y.a)}; }
+LOCKSTEP_INLINE Ints bit_merge(Ints x, Ints y, Ints mask) { return {_mm512_ternarylogic_epi32(x.a, y.a, mask.a, 0xF8)}; }
 LOCKSTEP_INLINE Ints max_int(Ints x, Ints y) { return {_mm512_maskz_max_epi32(0xFFFF, x.a, y.a)}; }
 template <int N>
 LOCKSTEP_INLINE Ints shift_left(Ints x) {
@@ -62,7 +63,7 @@ template <int N>
 LOCKSTEP_INLINE Ints shift_right_signed(Ints x) {
   return {_mm512_maskz_srai_epi32(0xFFFF, x.a, N)};
 }
-LOCKSTEP_INLINE Ints shift_right_by(Ints x, int n) { return {_mm512_maskz_srl_epi32(0xFFFF, x.a, _mm_cvtsi32_si128(n))}; }
+LOCKSTEP_INLINE Ints shift_right_by(Ints x, int n) { return {_mm512_maskz_srlv_epi32(0xFFFF, x.a, _mm512_set1_epi32(n))}; }
 LOCKSTEP_INLINE void take_greater(Floats& best, Ints& id, Floats x, Ints x_id) {
   const __mmask16 greater = _mm512_cmp_ps_mask(x.a, best.a, _CMP_GT_OQ);
   best = {_mm512_mask_blend_ps(greater, best.a, x.a)};

@@ -96,6 +96,11 @@ LOCKSTEP_INLINE Ints add(Ints x, Ints y) { return {LOCKSTEP_EACH2(vaddq_s32, x, 
 LOCKSTEP_INLINE Ints sub(Ints x, Ints y) { return {LOCKSTEP_EACH2(vsubq_s32, x, y)}; }
 LOCKSTEP_INLINE Ints bit_and(Ints x, Ints y) { return {LOCKSTEP_EACH2(vandq_s32, x, y)}; }
 LOCKSTEP_INLINE Ints bit_xor(Ints x, Ints y) { return {LOCKSTEP_EACH2(veorq_s32, x, y)}; }
+LOCKSTEP_INLINE Ints bit_merge(Ints x, Ints y, Ints mask) {
+#define LOCKSTEP_MERGE(v, w, m) vorrq_s32(v, vandq_s32(w, m))
+  return {LOCKSTEP_EACH3(LOCKSTEP_MERGE, x, y, mask)};
+#undef LOCKSTEP_MERGE
+}
 LOCKSTEP_INLINE Ints max_int(Ints x, Ints y) { return {LOCKSTEP_EACH2(vmaxq_s32, x, y)}; }
 template <int N>
 LOCKSTEP_INLINE Ints shift_left(Ints x) {

@@ -111,6 +111,10 @@ LOCKSTEP_BINARY(bit_xor, x ^ y)
 LOCKSTEP_BINARY(max_int, static_cast<std::int32_t>(x) > static_cast<std::int32_t>(y) ? x : y)
 LOCKSTEP_BINARY(equal_int, x == y ? 0xFFFFFFFFu : 0u)
 #undef LOCKSTEP_BINARY
+LOCKSTEP_INLINE Ints bit_merge(Ints a, Ints b, Ints mask) {  // a, and what b has under the mask
+  LOCKSTEP_LANES a.v[i] |= b.v[i] & mask.v[i];
+  return a;
+}
 template <int N>
 LOCKSTEP_INLINE Ints shift_left(Ints a) {
   LOCKSTEP_LANES a.v[i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) << N);

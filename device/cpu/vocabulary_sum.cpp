@@ -121,6 +121,24 @@ LOCKSTEP_AVX2 double sum_avx2(std::span<const float> values, double maximum, dou
   return sum_rest(values.subspan(first), maximum, scale, adder);
 }
 
+LOCKSTEP_AVX2 float maximum_avx2(std::span<const float> values) {
+  constexpr std::size_t kStride = 32;  // four independent chains
+  float highest = values[0];
+  std::size_t first = 0;
+  if (values.size() >= kStride) {
+    __m256 lanes[4];
+    for (std::size_t i = 0; i < 4; ++i) lanes[i] = _mm256_loadu_ps(values.data() + 8 * i);
+    for (first = kStride; first + kStride <= values.size(); first += kStride) {
+      for (std::size_t i = 0; i < 4; ++i) lanes[i] = _mm256_max_ps(lanes[i], _mm256_loadu_ps(values.data() + first + 8 * i));
+    }
+    alignas(32) std::array<float, 8> last;
+    _mm256_store_ps(last.data(), _mm256_max_ps(_mm256_max_ps(lanes[0], lanes[1]), _mm256_max_ps(lanes[2], lanes[3])));
+    highest = *std::max_element(last.begin(), last.end());
+  }
+  for (; first < values.size(); ++first) highest = highest < values[first] ? values[first] : highest;
+  return highest;
+}
+
 LOCKSTEP_AVX512 inline __m512d weights8(const float* values, __m512d maximum, __m512d scale) {
   const __m512d smallest = _mm512_set1_pd(kSmallestExponent), shift = _mm512_set1_pd(kShift);
   const __m512d exponent = _mm512_mul_pd(_mm512_sub_pd(_mm512_cvtps_pd(_mm256_loadu_ps(values)), maximum), scale);
@@ -185,15 +203,12 @@ double sum_of_node(Weights weights, std::size_t begin, std::size_t end) {
 
 }  // namespace
 
-float maximum(std::span<const float> values) {
-  std::array<float, kSegment> lanes;  // independent maxima, so that the loop is not one chain
-  lanes.fill(values[0]);
-  std::size_t first = 0;
-  for (; first + kSegment <= values.size(); first += kSegment) {
-    for (std::size_t i = 0; i < kSegment; ++i) lanes[i] = std::max(lanes[i], values[first + i]);
-  }
-  for (; first < values.size(); ++first) lanes[0] = std::max(lanes[0], values[first]);
-  return *std::max_element(lanes.begin(), lanes.end());
+float maximum(std::span<const float> values, Isa isa) {
+#if defined(__x86_64__)
+  if (isa >= Isa::kAvx2) return maximum_avx2(values);
+#endif
+  static_cast<void>(isa);
+  return *std::max_element(values.begin(), values.end());
 }
 
 double sum_of_exponentials(std::span<const float> values, float maximum, double scale, Isa isa) {

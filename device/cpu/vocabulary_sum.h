@@ -42,8 +42,8 @@ class TreeAdder {
   std::size_t depth_ = 0;
 };
 
-/// The largest value. @pre values is not empty and all are finite.
-float maximum(std::span<const float> values);
+/// The largest value; a zero of either sign where that is 0. @pre values is not empty and has no NaN.
+float maximum(std::span<const float> values, Isa isa);
 
 /// Sum of exp((value - maximum) * scale), in fp64, over all values. Terms below exp(-708), and values of -infinity, count as 0.
 double sum_of_exponentials(std::span<const float> values, float maximum, double scale, Isa isa);

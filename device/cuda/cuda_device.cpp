@@ -9,6 +9,8 @@
 
 #include "device/cuda/attention.h"
 #include "device/cuda/cublas_linear.h"
+#include "device/cuda/experts.h"
+#include "device/cuda/in_place.h"
 #include "device/cuda/linear.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/rows.h"
@@ -188,7 +190,10 @@ class CudaDeviceOnStream final : public CudaDevice {
 
   void prepare_steps(const StepLimits& limits) override {
     graphs_.clear();
-    rotary_of_ = nullptr;  // another table may stand where one has been
+    rotaries_.clear();  // another table may stand where one has been
+    slopes_.clear();
+    step_rotaries_.clear();
+    records_ = true;
     step_ = std::make_unique<StepBuffers>(limits);
     tops_ = DeviceMemory(limits.max_logit_rows * sizeof(Top), "the tops of rows");
     read_tops_ = PinnedMemory(limits.max_logit_rows * sizeof(Top), "the tops of rows");
@@ -197,16 +202,17 @@ class CudaDeviceOnStream final : public CudaDevice {
   StepRows begin_step(const StepBatch& batch) override {
     require(step_ != nullptr, "begin_step before prepare_steps");
     padded_rows_ = 0;
+    ++num_steps_;
     const StepLimits& limits = step_->limits();
     const std::size_t largest = std::min({limits.max_tokens, limits.max_logit_rows, limits.max_sequences, kLargestBucket});
-    if (options_.graphs && batch.num_tokens() > 0 && batch.num_tokens() <= largest && is_decode(batch))
+    if (options_.graphs && records_ && batch.num_tokens() > 0 && batch.num_tokens() <= largest && is_decode(batch))
       padded_rows_ = std::min(bucket_of(batch.num_tokens()), largest);
     step_->upload(batch, padded_rows_, stream_);
     return {step().num_tokens, step().num_logit_rows};
   }
 
   void run_step(const std::function<void()>& walk) override {
-    if (padded_rows_ == 0) return walk();
+    if (padded_rows_ == 0 || !records_) return walk();
     const auto [found, is_first] = graphs_.try_emplace(padded_rows_);
     if (is_first) return walk();
     if (found->second.get() == nullptr) found->second = record(walk);
@@ -257,7 +263,8 @@ class CudaDeviceOnStream final : public CudaDevice {
       scratch_ = DeviceMemory(bytes, "attention");
       check(cudaMemsetAsync(scratch_.data(), 0, bytes, stream_), "clearing memory");
     }
-    cuda::attention(launch(), rows_of(qkv), step(), heads, spec.scale, spec.window, own, layer, scratch_.data(), rows_of(out));
+    cuda::attention(launch(), rows_of(qkv), step(), heads, spec.scale, spec.window, own, layer, scratch_.data(), rows_of(out),
+                    {.soft_cap = spec.soft_cap, .slopes = slopes_of(spec)});
   }
 
   void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
@@ -266,6 +273,42 @@ class CudaDeviceOnStream final : public CudaDevice {
 
   void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override {
     cuda::activate(launch(), function, rows_of(x), num_rows, rows_of(out));
+  }
+
+  void add_positions(const Weight& table, std::size_t offset, const Matrix& x) override {
+    cuda::add_positions(launch(), static_cast<const CudaWeight&>(table), offset, step(), rows_of(x));
+  }
+
+  void scale(const Matrix& x, std::size_t num_rows, float factor) override { cuda::scale(launch(), rows_of(x), num_rows, factor); }
+
+  void soft_cap(const Matrix& x, std::size_t num_rows, float cap) override { cuda::soft_cap(launch(), rows_of(x), num_rows, cap); }
+
+  void gate_rows(const Matrix& x, std::size_t num_rows, const Matrix& gates) override {
+    cuda::gate_rows(launch(), rows_of(x), num_rows, rows_of(gates));
+  }
+
+  void norm_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                  const Norm& norm) override {
+    cuda::norm_heads(launch(), rows_of(x), num_rows, first_column, num_heads, head_dim, norm);
+  }
+
+  void square_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                    const Matrix& out) override {
+    cuda::square_heads(launch(), rows_of(x), num_rows, first_column, num_heads, head_dim, rows_of(out));
+  }
+
+  void norm_by_square(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_columns, const Matrix& squares,
+                      std::size_t norm_columns, const float* weight, float eps) override {
+    cuda::norm_by_square(launch(), rows_of(x), num_rows, first_column, num_columns, rows_of(squares), norm_columns, weight, eps);
+  }
+
+  void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) override {
+    cuda::route(launch(), rows_of(logits), num_rows, routing, rows_of(out));
+  }
+
+  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, Nonlinearity function,
+               std::span<const Leaf> leaves, const Matrix& out) override {
+    expert_sums_.run(launch(), rows_of(h), num_rows, rows_of(routing), experts, function, leaves, rows_of(out));
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
@@ -326,14 +369,44 @@ class CudaDeviceOnStream final : public CudaDevice {
   /// The table in device memory, uploaded when it is first seen.
   RotaryView rotary(const RotaryTable* table) {
     if (table == nullptr || table->rotary_dim == 0) return {};
-    if (rotary_of_ != table->cosines.data()) {
-      cosines_ = DeviceMemory(table->cosines.size_bytes(), "the rotary table");
-      sines_ = DeviceMemory(table->sines.size_bytes(), "the rotary table");
-      write_floats(table->cosines, cosines_.data());
-      write_floats(table->sines, sines_.data());
-      rotary_of_ = table->cosines.data();
+    if (table->by_token) return rotary_of_tokens(*table);
+    const auto [found, is_new] = rotaries_.try_emplace(table->cosines.data());
+    auto& [cosines, sines] = found->second;
+    if (is_new) {
+      cosines = DeviceMemory(table->cosines.size_bytes(), "the rotary table");
+      sines = DeviceMemory(table->sines.size_bytes(), "the rotary table");
+      write_floats(table->cosines, cosines.data());
+      write_floats(table->sines, sines.data());
     }
-    return {cosines_.as<float>(), sines_.as<float>(), static_cast<std::uint32_t>(table->rotary_dim / 2)};
+    return {cosines.as<float>(), sines.as<float>(), static_cast<std::uint32_t>(table->rotary_dim / 2), 0};
+  }
+
+  /// The table of this step, uploaded at its first layer. No step is recorded then: a replay would upload nothing.
+  RotaryView rotary_of_tokens(const RotaryTable& table) {
+    records_ = false;
+    StepRotary& kept = step_rotaries_[&table];
+    if (kept.step != num_steps_) {
+      if (kept.cosines.size_bytes() < table.cosines.size_bytes()) {
+        synchronize();  // the one that goes may be in use
+        kept.cosines = DeviceMemory(table.cosines.size_bytes(), "the rotary table");
+        kept.sines = DeviceMemory(table.sines.size_bytes(), "the rotary table");
+      }
+      write_floats(table.cosines, kept.cosines.data());
+      write_floats(table.sines, kept.sines.data());
+      kept.step = num_steps_;
+    }
+    return {kept.cosines.as<float>(), kept.sines.as<float>(), static_cast<std::uint32_t>(table.rotary_dim / 2), 1};
+  }
+
+  /// Uploaded when they are first seen.
+  const float* slopes_of(const AttentionSpec& spec) {
+    if (spec.slopes.empty()) return nullptr;
+    const auto [found, is_new] = slopes_.try_emplace(spec.slopes.data());
+    if (is_new) {
+      found->second = DeviceMemory(spec.slopes.size() * sizeof(float), "the slopes of attention");
+      write_floats(spec.slopes, found->second.data());
+    }
+    return found->second.as<float>();
   }
 
   Graph record(const std::function<void()>& walk) {
@@ -371,8 +444,16 @@ class CudaDeviceOnStream final : public CudaDevice {
   PinnedMemory read_tops_;
   CudaSelection selection_;
   DeviceMemory scratch_;  // of attention
-  const float* rotary_of_ = nullptr;
-  DeviceMemory cosines_, sines_;
+  struct StepRotary {
+    DeviceMemory cosines, sines;
+    std::uint64_t step = 0;
+  };
+  std::map<const RotaryTable*, StepRotary> step_rotaries_;  // tables by token
+  std::uint64_t num_steps_ = 0;
+  bool records_ = true;  // false: what the ops do depends on the host in every step
+  ExpertSums expert_sums_;
+  std::map<const float*, DeviceMemory> slopes_;                             // by where they are on the host
+  std::map<const float*, std::pair<DeviceMemory, DeviceMemory>> rotaries_;  // cos and sin, by where the table's cosines are on the host
 };
 
 }  // namespace

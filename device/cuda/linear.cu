@@ -81,13 +81,14 @@ void linear_exact(const Launch& on, Rows in, std::size_t num_rows, const CudaWei
 }
 
 template <DType kType>
-void launch_embed(const Launch& on, const CudaWeight* table, std::int32_t first_id, const StepView& step, Rows out) {
-  const dim3 grid(step.num_tokens, divide_up(out.columns, 256));
+void launch_embed(const Launch& on, const CudaWeight* table, std::int32_t first_id, const std::int32_t* ids, std::uint32_t num_ids,
+                  bool adds, Rows out) {
+  const dim3 grid(num_ids, divide_up(out.columns, 256));
   const auto* data = table == nullptr ? nullptr : static_cast<const unsigned char*>(table->data());
   const std::size_t num_units = table == nullptr ? 0 : table->plan().num_units;
   const std::uint32_t num_rows = table == nullptr ? 0 : static_cast<std::uint32_t>(table->spec().rows);
-  check(launch(embed_kernel<kType>, grid, dim3(256), 0, on.stream, data, num_units, first_id, num_rows, step.token_ids,
-               static_cast<std::uint32_t>(out.columns), static_cast<float*>(out.data), out.stride),
+  check(launch(embed_kernel<kType>, grid, dim3(256), 0, on.stream, data, num_units, first_id, num_rows, ids,
+               static_cast<std::uint32_t>(out.columns), adds, static_cast<float*>(out.data), out.stride),
         "launching the embedding");
 }
 
@@ -128,20 +129,33 @@ void linear(const Launch& on, Rows in, std::size_t num_rows, const CudaWeight& w
   }
 }
 
-void embed(const Launch& on, const CudaWeight* table, std::int32_t first_id, const StepView& step, Rows out) {
+namespace {
+
+void embed_ids(const Launch& on, const CudaWeight* table, std::int32_t first_id, const std::int32_t* ids, std::uint32_t num_ids, bool adds,
+               Rows out) {
   if (table != nullptr && (table->plan().num_roots != 1 || table->spec().leaves.size() != 1 || table->spec().columns != out.columns)) {
     throw std::invalid_argument("embed: '" + table->spec().name + "' is not a table of one leaf with the columns of the output");
   }
-  if (step.num_tokens == 0 || out.columns == 0) return;
+  if (num_ids == 0 || out.columns == 0) return;
   switch (table == nullptr ? DType::kF32 : table->spec().dtype) {
-    case DType::kF32: return launch_embed<DType::kF32>(on, table, first_id, step, out);
-    case DType::kF16: return launch_embed<DType::kF16>(on, table, first_id, step, out);
-    case DType::kBF16: return launch_embed<DType::kBF16>(on, table, first_id, step, out);
-    case DType::kQ8_0: return launch_embed<DType::kQ8_0>(on, table, first_id, step, out);
-    case DType::kQ4_0: return launch_embed<DType::kQ4_0>(on, table, first_id, step, out);
-    case DType::kQ4_1: return launch_embed<DType::kQ4_1>(on, table, first_id, step, out);
+    case DType::kF32: return launch_embed<DType::kF32>(on, table, first_id, ids, num_ids, adds, out);
+    case DType::kF16: return launch_embed<DType::kF16>(on, table, first_id, ids, num_ids, adds, out);
+    case DType::kBF16: return launch_embed<DType::kBF16>(on, table, first_id, ids, num_ids, adds, out);
+    case DType::kQ8_0: return launch_embed<DType::kQ8_0>(on, table, first_id, ids, num_ids, adds, out);
+    case DType::kQ4_0: return launch_embed<DType::kQ4_0>(on, table, first_id, ids, num_ids, adds, out);
+    case DType::kQ4_1: return launch_embed<DType::kQ4_1>(on, table, first_id, ids, num_ids, adds, out);
     default: return;  // there is no weight of another type (weight.cpp)
   }
+}
+
+}  // namespace
+
+void embed(const Launch& on, const CudaWeight* table, std::int32_t first_id, const StepView& step, Rows out) {
+  embed_ids(on, table, first_id, step.token_ids, step.num_tokens, false, out);
+}
+
+void add_positions(const Launch& on, const CudaWeight& table, std::size_t offset, const StepView& step, Rows x) {
+  embed_ids(on, &table, -static_cast<std::int32_t>(offset), step.positions, step.num_tokens, true, x);
 }
 
 }  // namespace lockstep::device::cuda

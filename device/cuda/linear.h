@@ -52,4 +52,7 @@ void linear(const Launch& launch, Rows in, std::size_t num_rows, const CudaWeigh
 /// See Device::embed. `table` may be null: all rows are +0. @throws std::invalid_argument for a table of several leaves, which has pads.
 void embed(const Launch& launch, const CudaWeight* table, std::int32_t first_id, const StepView& step, Rows out);
 
+/// See Device::add_positions.
+void add_positions(const Launch& launch, const CudaWeight& table, std::size_t offset, const StepView& step, Rows x);
+
 }  // namespace lockstep::device::cuda

@@ -9,6 +9,8 @@
 namespace lockstep::device::cuda {
 namespace {
 
+constexpr std::size_t kUsualCandidates = 96;  // of a row: for these no step takes memory
+
 /// Memory of at least that size; what it held is lost where it has to grow.
 template <class Memory>
 void reserve(Memory& memory, std::size_t bytes) {
@@ -27,6 +29,8 @@ void CudaSelection::prepare(std::size_t max_rows, std::span<const SegmentRun> ru
   for (const SegmentRun& run : runs) {
     if (run.size > kMaxParts * kSumThreads) throw std::invalid_argument("the vocabulary of a rank is longer than the GPU can add up");
   }
+  reserve(found_, max_rows * (2 * runs.size() * sizeof(double) + kUsualCandidates * sizeof(Candidate) + sizeof(std::uint32_t)));
+  reserve(read_found_, found_.size_bytes());
   if (copied_ == nullptr) check(cudaEventCreateWithFlags(&copied_, cudaEventDisableTiming), "creating an event");
   runs_ = DeviceMemory(runs.size_bytes(), "the selection of tokens");
   if (!runs.empty()) check(cudaMemcpy(runs_.data(), runs.data(), runs.size_bytes(), cudaMemcpyHostToDevice), "uploading runs of segments");

@@ -66,11 +66,19 @@ struct HeadMap {
   std::uint32_t offset = 0;  // query heads of the first KV head that another rank has
 };
 
-/// cos and sin in device memory: [positions, half] each. half = 0 rotates nothing.
+/// What happens to a score after its scale: cap * tanh(score / cap) where there is a cap, then + slope of the head * position of the key.
+struct ScoreBend {
+  float soft_cap = 0.0f;          // 0: none
+  float slope_factor = 1.0f;      // of all slopes
+  const float* slopes = nullptr;  // [num_heads], in device memory; null: none
+};
+
+/// cos and sin in device memory: [positions, half] each, or, by_token, [tokens, half]. half = 0 rotates nothing.
 struct RotaryView {
   const float* cosines = nullptr;
   const float* sines = nullptr;
   std::uint32_t half = 0;
+  std::uint32_t by_token = 0;  // 0 or 1
 };
 
 }  // namespace lockstep::device::cuda

@@ -249,7 +249,9 @@ class BatchJob {
                      line.request.seed,
                      {},
                      line.request.sampling.n,
-                     line.request.sampling.logprobs >= 0};
+                     line.request.sampling.logprobs >= 0,
+                     std::move(prepared.echoes),
+                     line.request.sampling.beams.has_value()};
     for (const Request& request : prepared.requests) entry.request.seeds.push_back(request.sampling.seed);
     entry.missing = prepared.requests.size();
     entry.completions.resize(entry.missing);

@@ -40,6 +40,11 @@ std::vector<std::vector<TokenId>> tokenize(const ParsedRequest& request, const P
   return prompts;
 }
 
+Echo echo_of(const RawPrompt& prompt, const std::vector<TokenId>& ids, const text::Tokenizer& tokenizer) {
+  const std::string* const text = std::get_if<std::string>(&prompt);
+  return {text != nullptr ? *text : tokenizer.decode(ids, true), ids.front()};
+}
+
 /// The name of prompt `index` in messages.
 std::string prompt_name(const ParsedRequest& request, std::size_t index) {
   if (request.endpoint == Endpoint::kChat) return "messages";
@@ -71,16 +76,20 @@ PreparedRequest prepare_request(const ParsedRequest& request, std::uint64_t line
     const std::size_t length = prompts[i].size();
     const std::string name = prompt_name(request, i);
     if (length == 0) throw RequestError(400, "empty_prompt", name, name + " is empty: it has no tokens");
-    if (length >= context.max_model_len) {
+    const bool scores = request.echo && request.sampling.logprobs >= 0;
+    const bool only_scored = scores && request.max_tokens == 0u;  // nothing is computed of its last token
+    if (length >= context.max_model_len + (only_scored ? 2 : 0)) {
       throw RequestError(400, "context_length_exceeded", name,
                          name + " has " + std::to_string(length) + " tokens, which leaves no room for one more in the context of " +
                              std::to_string(context.max_model_len));
     }
     Request one;
     one.prompt = std::move(prompts[i]);
+    if (scores) one.first_scored = 1;
+    if (request.echo) prepared.echoes.push_back(echo_of(request.prompts[i], one.prompt, context.tokenizer));
     one.sampling = request.sampling;
     one.sampling.seed = prompt_seed(seed, i);
-    one.sampling.max_tokens = clip_max_tokens(request, length, context.max_model_len);
+    one.sampling.max_tokens = only_scored ? 0 : clip_max_tokens(request, length, context.max_model_len);
     prepared.requests.push_back(std::move(one));
   }
   return prepared;

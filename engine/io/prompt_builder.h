@@ -26,9 +26,16 @@ struct PromptContext {
   std::uint64_t job_seed = 0;
 };
 
+/// A prompt as an answer repeats it.
+struct Echo {
+  std::string text;   // as the request gave it, or that of its token ids, without special tokens
+  TokenId first = 0;  // token, which has no log-probability
+};
+
 /// A line as the engine takes it: one request a prompt, all with n choices. Their ids are the caller's to set.
 struct PreparedRequest {
   std::vector<Request> requests;
+  std::vector<Echo> echoes;  // one a prompt, where the request wants them
   std::size_t num_choices() const { return requests.size() * requests.front().sampling.n; }
 };
 

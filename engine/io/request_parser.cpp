@@ -6,7 +6,9 @@
 #include <span>
 #include <utility>
 
+#include "device/selection.h"
 #include "engine/io/request_values.h"
+#include "engine/sampling/beam_search.h"
 
 namespace lockstep::engine {
 namespace {
@@ -16,15 +18,20 @@ constexpr std::size_t kMaxPrompts = 2048;         // of one line
 constexpr std::size_t kMaxChoicesOfLine = 16384;  // n x prompts
 constexpr std::int64_t kMaxTopLogprobs = 20;
 constexpr std::size_t kMaxStopTokenIds = 1024;
+constexpr std::size_t kMostEosIds = 15;  // of a model, for which a beam search has room beside its stop_token_ids
 constexpr std::int64_t kInt32Max = std::numeric_limits<std::int32_t>::max();
 
 /// A body while it is read: parameters that belong together are put together at the end.
 struct Draft {
   ParsedRequest& request;
   const RequestContext& context;
-  std::optional<std::int64_t> max_completion_tokens;
-  std::optional<bool> chat_logprobs;
-  std::optional<std::int64_t> top_logprobs;
+  std::optional<std::int64_t> max_completion_tokens{};
+  std::optional<bool> chat_logprobs{};
+  std::optional<std::int64_t> top_logprobs{};
+  bool use_beam_search = false;
+  BeamParams beams{};
+  std::optional<std::int64_t> best_of{};
+  std::vector<std::string> given{};  // parameters that are not null
   Json template_arguments = Json::object();
 };
 
@@ -35,6 +42,11 @@ struct Parameter {
 };
 
 void ignore(Draft&, const std::string&, const Json&) {}
+
+void read_early_stopping(Draft& draft, const std::string& name, const Json& value) {
+  if (value != "never" && !value.is_boolean()) refuse_value(name, "must be true, false or \"never\"", value);
+  draft.beams.early_stopping = value == "never" ? EarlyStopping::kNever : value == true ? EarlyStopping::kYes : EarlyStopping::kNo;
+}
 
 void read_prompt(Draft& draft, const std::string& name, const Json& value) {
   std::vector<RawPrompt>& prompts = draft.request.prompts;
@@ -97,7 +109,8 @@ constexpr auto kSharedParameters = std::to_array<Parameter>({
        d.request.seed = read_integer(name, value, std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
      }},
     {"max_tokens", [](Draft& d, const std::string& name, const Json& value) {
-       d.request.max_tokens = static_cast<std::uint32_t>(read_integer(name, value, 1, kInt32Max));
+       const std::int64_t least = d.request.endpoint == Endpoint::kCompletions ? 0 : 1;  // 0: with echo
+       d.request.max_tokens = static_cast<std::uint32_t>(read_integer(name, value, least, kInt32Max));
      }},
     {"stop", [](Draft& d, const std::string& name, const Json& value) { d.request.sampling.stop = read_stop_strings(name, value); }},
     {"stop_token_ids", [](Draft& d, const std::string& name, const Json& value) {
@@ -105,6 +118,10 @@ constexpr auto kSharedParameters = std::to_array<Parameter>({
        d.request.sampling.stop_token_ids = read_token_ids(name, value, d.context.vocab_size, kMaxStopTokenIds);
      }},
     {"ignore_eos", [](Draft& d, const std::string& name, const Json& value) { d.request.sampling.ignore_eos = read_bool(name, value); }},
+    {"use_beam_search", [](Draft& d, const std::string& name, const Json& value) { d.use_beam_search = read_bool(name, value); }},
+    {"best_of", [](Draft& d, const std::string& name, const Json& value) { d.best_of = read_integer(name, value, 1, kMaxChoices); }},
+    {"length_penalty", [](Draft& d, const std::string& name, const Json& value) { d.beams.length_penalty = read_number(name, value, -10, 10); }},
+    {"early_stopping", read_early_stopping},
     {"user", ignore},
     {"metadata", ignore},
     {"store", ignore},
@@ -125,6 +142,7 @@ constexpr auto kChatParameters = std::to_array<Parameter>({
 
 constexpr auto kCompletionsParameters = std::to_array<Parameter>({
     {"prompt", read_prompt},
+    {"echo", [](Draft& d, const std::string& name, const Json& value) { d.request.echo = read_bool(name, value); }},
     {"logprobs",
      [](Draft& d, const std::string& name, const Json& value) {
        d.request.sampling.logprobs = static_cast<std::int32_t>(read_integer(name, value, 0, kMaxTopLogprobs));
@@ -144,7 +162,6 @@ constexpr auto kNeutral = std::to_array<Neutral>({
     {"parallel_tool_calls", "true"},
     {"skip_special_tokens", "true"},
     {"include_stop_str_in_output", "false"},
-    {"use_beam_search", "false"},
     {"continue_final_message", "false"},
 });
 
@@ -155,6 +172,7 @@ Read find_reader(std::span<const Parameter> parameters, std::string_view name) {
 
 void read_parameter(Draft& draft, const std::string& name, const Json& value) {
   if (value.is_null()) return;
+  draft.given.push_back(name);
   const std::span<const Parameter> own = draft.request.endpoint == Endpoint::kChat ? std::span<const Parameter>(kChatParameters)
                                                                                    : std::span<const Parameter>(kCompletionsParameters);
   Read read = find_reader(own, name);
@@ -198,6 +216,8 @@ void finish_chat(Draft& draft) {
 void finish_completions(const Draft& draft) {
   const ParsedRequest& request = draft.request;
   if (request.prompts.empty()) throw RequestError(400, "missing_parameter", "prompt", "prompt is missing");
+  if (request.max_tokens == 0u && !request.echo)
+    throw RequestError(400, "invalid_value", "max_tokens", "max_tokens must be at least 1 where echo is not true, but is 0");
   if (request.prompts.size() * request.sampling.n > kMaxChoicesOfLine) {
     throw RequestError(400, "invalid_value", "n",
                        "n x prompts must be at most " + std::to_string(kMaxChoicesOfLine) + ", but is " +
@@ -205,10 +225,53 @@ void finish_completions(const Draft& draft) {
   }
 }
 
+/// What may stand beside use_beam_search: all else steers sampling, or asks for what a search does not have.
+constexpr auto kWithBeams =
+    std::to_array<std::string_view>({"model", "messages", "tools", "add_generation_prompt", "chat_template_kwargs", "prompt", "max_tokens",
+                                     "max_completion_tokens", "n", "best_of", "use_beam_search", "length_penalty", "early_stopping",
+                                     "stop_token_ids", "ignore_eos", "seed", "user", "metadata", "store"});
+
+void finish_beams(const Draft& draft) {
+  SamplingParams& sampling = draft.request.sampling;
+  const auto is_given = [&](std::string_view name) { return std::find(draft.given.begin(), draft.given.end(), name) != draft.given.end(); };
+  if (!draft.use_beam_search) {
+    for (const char* name : {"best_of", "length_penalty", "early_stopping"}) {
+      if (is_given(name))
+        throw RequestError(400, "invalid_value", name, std::string(name) + " needs use_beam_search to be true, but it is not");
+    }
+    return;
+  }
+  for (const std::string& name : draft.given) {
+    const bool neutral = std::any_of(kNeutral.begin(), kNeutral.end(), [&](const Neutral& entry) { return entry.name == name; });
+    const bool off = (name == "temperature" && sampling.temperature == 0.0f) || (name == "echo" && !draft.request.echo) ||
+                     ((name == "logprobs" || name == "top_logprobs") && sampling.logprobs < 0);
+    if (neutral || off || std::find(kWithBeams.begin(), kWithBeams.end(), name) != kWithBeams.end()) continue;
+    throw RequestError(400, "unsupported_parameter", name, name + " is not supported together with use_beam_search");
+  }
+  BeamParams beams = draft.beams;
+  beams.num_beams = static_cast<std::uint32_t>(draft.best_of.value_or(sampling.n));
+  if (beams.num_beams < sampling.n) {
+    throw RequestError(400, "invalid_value", "best_of",
+                       "best_of must be at least n, but is " + std::to_string(beams.num_beams) + " of " + std::to_string(sampling.n));
+  }
+  const std::size_t num_ends = sampling.stop_token_ids.size() + (sampling.ignore_eos ? 0 : kMostEosIds);
+  if (beam_candidates(1, num_ends) * std::uint64_t{beams.num_beams} > device::kMaxCandidates) {
+    throw RequestError(400, "invalid_value", "best_of",
+                       std::to_string(beams.num_beams) + " beams with " + std::to_string(sampling.stop_token_ids.size()) +
+                           " stop_token_ids are more than a beam search can look at");
+  }
+  SamplingParams kept;
+  kept.n = sampling.n;
+  kept.ignore_eos = sampling.ignore_eos;
+  kept.stop_token_ids = sampling.stop_token_ids;
+  kept.beams = beams;
+  sampling = std::move(kept);
+}
+
 void read_body(const Json& body, const RequestContext& context, ParsedRequest& request) {
   if (request.endpoint == Endpoint::kChat) request.chat = Json::object();
   apply_defaults(context.defaults, request.sampling);
-  Draft draft{request, context, {}, {}, {}, Json::object()};
+  Draft draft{.request = request, .context = context};
   for (const auto& [name, value] : body.items()) read_parameter(draft, name, value);
   if (context.served_model_name && !request.model.empty() && request.model != *context.served_model_name) {
     throw RequestError(404, "model_not_found", "model",
@@ -219,6 +282,7 @@ void read_body(const Json& body, const RequestContext& context, ParsedRequest& r
   } else {
     finish_completions(draft);
   }
+  finish_beams(draft);
   if (request.max_tokens && request.sampling.min_tokens > *request.max_tokens) {
     throw RequestError(400, "invalid_value", "min_tokens",
                        "min_tokens must be at most max_tokens, but is " + std::to_string(request.sampling.min_tokens) + " of " +

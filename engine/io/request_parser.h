@@ -39,6 +39,7 @@ struct ParsedRequest {
   SamplingParams sampling;  // defaults applied; seed and max_tokens are only valid where the two below are present
   std::optional<std::int64_t> seed;         // as the request gave it
   std::optional<std::uint32_t> max_tokens;  // as the request gave it
+  bool echo = false;                        // completions: the prompt stands before the answer, with its log-probabilities
 };
 
 /// One line of a batch file, good or bad.

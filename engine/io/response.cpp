@@ -115,39 +115,67 @@ std::size_t count_characters(std::string_view text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
-/// Offsets count characters of the choice's text; a token behind its end (a stop string, an EOS) has the end's.
-Json completions_logprobs(const Choice& choice, const text::Tokenizer& tokenizer) {
-  Json tokens = Json::array(), values = Json::array(), tops = Json::array(), offsets = Json::array();
-  const std::size_t length = count_characters(choice.text);
-  std::size_t offset = 0;
-  for (const TokenLogprob& token : choice.logprobs) {
-    const std::string text = token_text(tokenizer.bytes_of(token.token, true));
+/// The four lists of a completion's log-probabilities. Offsets count characters of the choice's text; a token behind its end (a stop
+/// string, an EOS) has the end's.
+class LogprobLists {
+ public:
+  LogprobLists(const text::Tokenizer& tokenizer, std::size_t length) : tokenizer_(tokenizer), length_(length) {}
+  /// The first token of a prompt: nothing comes before it.
+  void add_first(TokenId token) { add(token, Json(), Json()); }
+  void add(const TokenLogprob& token) {
     Json top = Json::object();
-    for (const auto& [id, logprob] : token.top) top.emplace(token_text(tokenizer.bytes_of(id, true)), logprob_value(logprob));
-    top.emplace(text, logprob_value(token.logprob));
-    tokens.push_back(text);
-    values.push_back(logprob_value(token.logprob));
-    tops.push_back(std::move(top));
-    offsets.push_back(std::min(offset, length));
-    offset += count_characters(tokenizer.bytes_of(token.token, false));
+    for (const auto& [id, logprob] : token.top) top.emplace(token_text(tokenizer_.bytes_of(id, true)), logprob_value(logprob));
+    top.emplace(token_text(tokenizer_.bytes_of(token.token, true)), logprob_value(token.logprob));
+    add(token.token, logprob_value(token.logprob), std::move(top));
   }
-  return Json{{"tokens", std::move(tokens)},
-              {"token_logprobs", std::move(values)},
-              {"top_logprobs", std::move(tops)},
-              {"text_offset", std::move(offsets)}};
+  void move_to(std::size_t offset) { offset_ = offset; }
+  Json finish() {
+    return Json{{"tokens", std::move(tokens_)},
+                {"token_logprobs", std::move(values_)},
+                {"top_logprobs", std::move(tops_)},
+                {"text_offset", std::move(offsets_)}};
+  }
+
+ private:
+  void add(TokenId token, Json value, Json top) {
+    tokens_.push_back(token_text(tokenizer_.bytes_of(token, true)));
+    values_.push_back(std::move(value));
+    tops_.push_back(std::move(top));
+    offsets_.push_back(std::min(offset_, length_));
+    offset_ += count_characters(tokenizer_.bytes_of(token, false));
+  }
+
+  const text::Tokenizer& tokenizer_;
+  std::size_t length_;
+  std::size_t offset_ = 0;
+  Json tokens_ = Json::array(), values_ = Json::array(), tops_ = Json::array(), offsets_ = Json::array();
+};
+
+Json completions_logprobs(const Choice& choice, const Echo* echo, const Completion& completion, const text::Tokenizer& tokenizer) {
+  const std::size_t echoed = echo != nullptr ? count_characters(echo->text) : 0;
+  LogprobLists lists(tokenizer, echoed + count_characters(choice.text));
+  if (echo != nullptr) {
+    lists.add_first(echo->first);
+    for (const TokenLogprob& token : completion.prompt_logprobs) lists.add(token);
+    lists.move_to(echoed);
+  }
+  for (const TokenLogprob& token : choice.logprobs) lists.add(token);
+  return lists.finish();
 }
 
-Json choice_entry(const AnswerRequest& request, std::size_t index, const Choice& choice, const text::Tokenizer& tokenizer) {
+Json choice_entry(const AnswerRequest& request, std::size_t index, const Choice& choice, const Echo* echo, const Completion& completion,
+                  const text::Tokenizer& tokenizer) {
   Json entry;
   if (request.endpoint == Endpoint::kChat) {
     entry["index"] = index;
     entry["message"] = Json{{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
     entry["logprobs"] = request.logprobs ? chat_logprobs(choice, tokenizer) : Json();
   } else {
-    entry["text"] = choice.text;
+    entry["text"] = echo != nullptr ? echo->text + choice.text : choice.text;
     entry["index"] = index;
-    entry["logprobs"] = request.logprobs ? completions_logprobs(choice, tokenizer) : Json();
+    entry["logprobs"] = request.logprobs ? completions_logprobs(choice, echo, completion, tokenizer) : Json();
   }
+  if (request.beam_search) entry["beam_score"] = logprob_value(choice.beam_score);
   entry["finish_reason"] = choice.finish_reason == FinishReason::kStop ? "stop" : "length";
   return entry;
 }
@@ -178,7 +206,8 @@ Answer completed_answer(const AnswerRequest& request, std::span<const Completion
         return failed_answer(request.key, request.custom_id, "generation_failed", "choice " + std::to_string(index) + ": " + choice.error);
       }
       completion_tokens += choice.tokens.size();
-      choices.push_back(choice_entry(request, index, choice, context.tokenizer));
+      const Echo* const echo = request.echoes.empty() ? nullptr : &request.echoes[prompt];
+      choices.push_back(choice_entry(request, index, choice, echo, completions[prompt], context.tokenizer));
     }
   }
   Json body;

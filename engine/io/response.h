@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/io/prompt_builder.h"
 #include "engine/io/request_parser.h"
 #include "engine/runtime/request.h"
 #include "engine/text/tokenizer.h"
@@ -45,6 +46,8 @@ struct AnswerRequest {
   std::vector<std::uint64_t> seeds;      // that were used, one a prompt
   std::uint32_t choices_per_prompt = 1;  // n
   bool logprobs = false;
+  std::vector<Echo> echoes{};  // one a prompt, where the answer repeats it
+  bool beam_search = false;
 };
 
 /// The answer to a request whose prompts are all done, in prompt order: status 200 in OpenAI's shape, or a failure if the engine could not

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -8,46 +9,131 @@
 
 namespace lockstep::engine {
 
+/// How the rows of several projections share a stored tensor.
+enum class Fusion : std::uint8_t {
+  kNone,
+  kParts,   // all of q, then all of k, then all of v; gate, then up
+  kByHead,  // for each head its q, its k, its v
+};
+
+/// What x begins with. A module that is empty is none. Position p is row p + position_offset of a table that has max_position_embeddings +
+/// position_offset rows: a hard limit of the length.
+struct EmbeddingModules {
+  std::string tokens;
+  std::string positions = {};
+  std::size_t position_offset = 0;
+  std::string norm = {};
+};
+
+/// The modules of an attention block. Modules are named as in Hugging Face files, without ".weight": those are the canonical names of
+/// tensors.
+struct AttentionModules {
+  std::string q, k, v, o;
+  std::string q_norm = {}, k_norm = {};  // empty: none
+  bool norms_span_heads = false;         // each is one norm over all heads
+  std::string fused = {};                // the stored tensor of q, k and v
+  Fusion fusion = Fusion::kNone;
+  bool transposed = false;  // all of them are stored [in, out]
+
+  /// module.q_proj, .k_proj, .v_proj, .o_proj, and .q_norm, .k_norm where the model has norms of heads.
+  static AttentionModules standard(const ModelSpec& spec, const std::string& module);
+};
+
+/// The modules of a feed-forward block: down(f(gate) * up), or, with an empty gate, down(f(up)).
+struct FeedForwardModules {
+  std::string gate, up, down;
+  std::string fused = {};  // the stored tensor of gate and up, one behind the other
+  bool transposed = false;
+
+  static FeedForwardModules standard(const std::string& module);  // module.gate_proj, .up_proj, .down_proj
+};
+
+/// A mixture of experts: a router, the experts and, where there is one, the expert of all tokens and its gate.
+struct ExpertModules {
+  std::string router;
+  std::string experts;  // modules `experts`.N.gate ...
+  std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
+  std::string shared = {};  // a feed-forward module with the standard names
+  std::string shared_gate = {};
+};
+
 /// Builds a graph block by block. A family is a sequence of calls of this (see llama.cpp); what it can not say belongs here, as a block,
-/// not into a family. Modules are named as in Hugging Face files, without ".weight": those are the canonical names of tensors.
+/// not into a family.
 class GraphBuilder {
  public:
   using ValueId = parallel::ValueId;
 
+  /// A row-parallel product: the sum over the ranks, and the module whose bias is still to be added, once.
+  struct Sum {
+    ValueId value = 0;
+    std::string bias = {};
+  };
+  enum class Branch : std::uint8_t { kAttention, kFeedForward };
+
   explicit GraphBuilder(const ModelSpec& spec);
 
-  /// Returns x [tokens, hidden], the residual stream: the embedding of the tokens.
-  ValueId embedding(const std::string& module);
-  /// Returns h = norm(x).
-  ValueId rms_norm(ValueId x, const std::string& module, std::size_t layer);
-  /// x += W_o attention(rotate(W_qkv h)): causal, KV heads shared by groups of query heads; the output projection is summed over the ranks.
-  void attention(ValueId x, ValueId h, const std::string& module, std::size_t layer);
-  /// x += W_down (silu(W_gate h) * W_up h), summed over the ranks.
-  void swiglu(ValueId x, ValueId h, const std::string& module, std::size_t layer);
+  /// Returns x [tokens, hidden], the residual stream: the embedding of the tokens, scaled as the model says.
+  ValueId embedding(const EmbeddingModules& modules);
+  /// Returns norm(x), a value of this name.
+  ValueId norm(ValueId x, const std::string& module, std::size_t layer, const std::string& name = "h");
+
+  /// W_o attention(rotate(W_qkv h)): causal, KV heads shared by groups of query heads.
+  Sum attention(ValueId h, const AttentionModules& modules, std::size_t layer);
+  Sum feed_forward(ValueId h, const FeedForwardModules& modules, std::size_t layer);
+  Sum experts(ValueId h, const ExpertModules& modules, std::size_t layer);
+
+  /// x += what a branch of the layer gives, or, with `post_norm`, its norm.
+  void add(ValueId x, const Sum& sum, Branch branch, std::size_t layer, const std::string& post_norm = {});
+
   /// logits = W norm(x), for the rows whose logits are wanted.
   void head(ValueId x, const std::string& norm_module, const std::string& head_module);
 
   parallel::Graph take() { return std::move(graph_); }
 
  private:
-  /// out = [in] W^T, the weights stacked by rows; a column-parallel product also adds its biases.
   struct Projection {
     std::string module;
     std::size_t rows = 0;
     std::size_t columns = 0;
     parallel::ShardKind shard = parallel::ShardKind::kReplicated;
     bool rotary_rows = false;
+    std::size_t inner = 0;
+    parallel::StoredPart part = {};  // with the module as its name, and no shape: see stored_part
   };
-  parallel::Node& rms_norm_into(ValueId h, ValueId x, const std::string& module, std::size_t layer);
+  parallel::TensorId weight_of(const Projection& projection);
+  parallel::TensorId bias_of(const Projection& projection);
+  parallel::TensorId norm_weight(const std::string& module, std::size_t columns, parallel::ShardKind shard, bool rotary_rows = false);
+  std::vector<Projection> query_key_value(const AttentionModules& modules) const;
+  void norm_heads(ValueId qkv, const AttentionModules& modules, std::size_t layer);
+  std::size_t attention_of(std::size_t layer);
+  std::size_t rotary_of(const RopeSpec& rope);
+  std::size_t inner_of(std::size_t size) const;
+  ValueId inner_product(ValueId h, const FeedForwardModules& modules, std::size_t which, std::size_t layer);
   void linear(ValueId in, ValueId out, const std::vector<Projection>& projections, bool bias, std::size_t layer);
-  void add(ValueId x, ValueId delta, const std::string& bias_module, std::size_t layer, const std::string& tap_delta,
-           const std::string& tap_sum);
+  void scale(ValueId value, float factor, std::size_t layer);
   parallel::TensorId tensor(parallel::TensorDecl tensor);
-  ValueId value(const std::string& name, parallel::Width width);
+  ValueId value(const std::string& name, parallel::Width width, std::size_t inner = 0, std::size_t columns = 0);
   parallel::Node& node(parallel::Op op, std::size_t layer);
 
   const ModelSpec& spec_;
   parallel::Graph graph_;
+  std::map<std::string, parallel::TensorId> tensors_;  // by name
 };
+
+/// A branch of a layer, of modules that begin with `module`.
+using BuildBranch = GraphBuilder::Sum (*)(GraphBuilder& builder, const ModelSpec& spec, parallel::ValueId h, const std::string& module,
+                                          std::size_t layer);
+GraphBuilder::Sum standard_attention(GraphBuilder& builder, const ModelSpec& spec, parallel::ValueId h, const std::string& module,
+                                     std::size_t layer);
+GraphBuilder::Sum standard_feed_forward(GraphBuilder& builder, const ModelSpec& spec, parallel::ValueId h, const std::string& module,
+                                        std::size_t layer);
+
+/// Most models: pre-norm blocks under "model.layers", most of them with the standard names.
+parallel::Graph build_decoder(const ModelSpec& spec, BuildBranch attention = standard_attention,
+                              BuildBranch feed_forward = standard_feed_forward);
+
+/// Both branches of a layer read one norm of the same x.
+parallel::Graph build_parallel_decoder(const ModelSpec& spec, BuildBranch attention, BuildBranch feed_forward,
+                                       const std::string& final_norm);
 
 }  // namespace lockstep::engine

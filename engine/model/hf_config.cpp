@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
 
+#include "engine/model/config_parts.h"
 #include "engine/model/json_fields.h"
 #include "engine/model/limits.h"
+#include "engine/model/registry.h"
+#include "engine/model/rope.h"
 #include "engine/weights/json_input.h"
 #include "engine/weights/quote.h"
 
@@ -15,61 +17,76 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kLargestFloat = std::numeric_limits<float>::max();
+std::string supported_names() {
+  std::string names;
+  for (const Family* family : all_families()) names += (names.empty() ? "" : ", ") + std::string(family->class_name);
+  return "; supported: " + names;
+}
 
-void check_architecture(const JsonFields& fields) {
-  constexpr std::string_view kSupported = "; supported: LlamaForCausalLM (model_type llama)";
+/// By the name of the class, or by model_type where that is absent; the two must not contradict each other.
+const Family& family_in(const JsonFields& fields) {
+  const auto find = [](std::string_view name, auto member) -> const Family* {
+    for (const Family* family : all_families()) {
+      if (family->*member == name) return family;
+    }
+    return nullptr;
+  };
   const std::string model_type = fields.text("model_type").value_or("");
-  if (const json* architectures = fields.find("architectures"); architectures != nullptr && !architectures->empty()) {
-    if (!architectures->is_array() || !architectures->front().is_string()) fields.fail("architectures", "a list of names is needed");
-    const auto name = architectures->front().get<std::string>();
-    if (name != "LlamaForCausalLM") fields.fail("architectures", quote(name) + " is not supported" + std::string(kSupported));
-  } else if (model_type.empty()) {
-    fields.fail("architectures", "is missing, and model_type, too" + std::string(kSupported));
+  const Family* by_type = find(model_type, &Family::architecture);
+  if (!model_type.empty() && by_type == nullptr) fields.fail("model_type", quote(model_type) + " is not supported" + supported_names());
+  const json* architectures = fields.find("architectures");
+  if (architectures == nullptr || architectures->empty()) {
+    if (by_type == nullptr) fields.fail("architectures", "is missing, and model_type, too" + supported_names());
+    return *by_type;
   }
-  if (!model_type.empty() && model_type != "llama")
-    fields.fail("model_type", quote(model_type) + " is not supported" + std::string(kSupported));
+  if (!architectures->is_array() || !architectures->front().is_string()) fields.fail("architectures", "a list of names is needed");
+  const auto name = architectures->front().get<std::string>();
+  const Family* by_class = find(name, &Family::class_name);
+  if (by_class == nullptr) fields.fail("architectures", quote(name) + " is not supported" + supported_names());
+  if (by_type != nullptr && by_type != by_class)
+    fields.fail("model_type", quote(model_type) + " contradicts architectures, " + quote(name));
+  return *by_class;
 }
 
-/// Refuses what would change the result and is not done yet.
-void refuse_unsupported(const JsonFields& fields) {
-  const std::string activation = fields.text("hidden_act").value_or("silu");
-  if (activation != "silu" && activation != "swish") fields.fail("hidden_act", quote(activation) + " is not supported; supported: 'silu'");
-  if (fields.number("partial_rotary_factor", 0.0, 1.0).value_or(1.0) != 1.0)
-    fields.fail("partial_rotary_factor", "is not supported in this family");
-}
-
-/// `fields` is rope_scaling (transformers 4, where {} is as good as null) or rope_parameters (5).
-void check_rope_kind(const JsonFields& fields) {
-  const auto kind = fields.text("rope_type");
-  const auto old_kind = fields.text("type");
-  if (kind && old_kind && *kind != *old_kind) fields.fail("type", quote(*old_kind) + " contradicts rope_type, " + quote(*kind));
-  const std::string stated = kind.value_or(old_kind.value_or("default"));
-  if (stated != "default") fields.fail(kind ? "rope_type" : "type", quote(stated) + " is not supported yet; supported: 'default'");
-  if (fields.find("factor") != nullptr && fields.number("factor", 0.0, kLargestFloat).value_or(1.0) != 1.0) {
-    fields.fail("factor", "is set, but rope_type names no kind of scaling that uses it");
+std::size_t read_head_dim(const JsonFields& fields, const ConfigKeys& keys, const ModelSpec& spec) {
+  if (fields.find("head_dim") == nullptr && spec.hidden_size % spec.num_heads != 0) {
+    fields.fail(keys.hidden_size, std::to_string(spec.hidden_size) + " is no multiple of " + keys.num_heads + ", " +
+                                      std::to_string(spec.num_heads) + ", and there is no head_dim");
   }
-  if (fields.number("partial_rotary_factor", 0.0, 1.0).value_or(1.0) != 1.0)
-    fields.fail("partial_rotary_factor", "is not supported in this family");
-}
-
-double read_rope_theta(const JsonFields& fields) {
-  constexpr double kMin = 1.0;
-  std::optional<double> theta = fields.number("rope_theta", kMin, SpecLimits::kRopeTheta);
-  if (const auto scaling = fields.object("rope_scaling")) check_rope_kind(*scaling);
-  if (const auto parameters = fields.object("rope_parameters")) {
-    check_rope_kind(*parameters);
-    const auto inner = parameters->number("rope_theta", kMin, SpecLimits::kRopeTheta);
-    if (inner && theta && *inner != *theta) parameters->fail("rope_theta", "contradicts the rope_theta beside rope_parameters");
-    if (inner) theta = inner;
+  const std::size_t head_dim = fields.integer_or("head_dim", 2, SpecLimits::kHeadDim, spec.hidden_size / spec.num_heads);
+  if (head_dim < 2 || head_dim > SpecLimits::kHeadDim) {
+    fields.fail(keys.hidden_size, "makes a head of dimension " + std::to_string(head_dim) + "; from 2 to " +
+                                      std::to_string(SpecLimits::kHeadDim) + " is possible");
   }
-  return theta.value_or(10000.0);
+  return head_dim;
 }
 
-float read_rms_norm_eps(const JsonFields& fields) {
-  const auto eps = static_cast<float>(fields.number("rms_norm_eps", 0.0, 1.0).value_or(1e-6));
-  if (!(eps > 0.0f)) fields.fail("rms_norm_eps", "must be positive");
-  return eps;
+/// What every configuration has, under the names of the family.
+void read_common(const JsonFields& fields, const ConfigKeys& keys, ModelSpec& spec) {
+  spec.hidden_size = fields.integer(keys.hidden_size, 1, SpecLimits::kHiddenSize);
+  spec.num_layers = fields.integer(keys.num_layers, 1, SpecLimits::kLayers);
+  spec.num_heads = fields.integer(keys.num_heads, 1, SpecLimits::kHeads);
+  spec.num_kv_heads = spec.num_heads;
+  if (keys.num_kv_heads != nullptr) spec.num_kv_heads = fields.integer_or(keys.num_kv_heads, 1, SpecLimits::kHeads, spec.num_heads);
+  spec.head_dim = read_head_dim(fields, keys, spec);
+  if (keys.intermediate_size != nullptr) spec.intermediate_size = fields.integer(keys.intermediate_size, 1, SpecLimits::kIntermediateSize);
+  spec.vocab_size = fields.integer("vocab_size", 1, SpecLimits::kVocabSize);
+  spec.max_position_embeddings = keys.default_positions;
+  if (keys.max_positions != nullptr)
+    spec.max_position_embeddings = fields.integer_or(keys.max_positions, 1, SpecLimits::kPositions, keys.default_positions);
+  spec.norm.kind = keys.norm;
+  spec.norm.has_bias = keys.norm == device::Norm::Kind::kLayer;
+  spec.norm.eps = static_cast<float>(keys.default_eps);
+  if (keys.norm_eps != nullptr) spec.norm.eps = static_cast<float>(fields.number(keys.norm_eps, 0.0, 1.0).value_or(keys.default_eps));
+  if (!(spec.norm.eps > 0.0f)) fields.fail(keys.norm_eps, "must be positive");
+  spec.activation = keys.default_activation;
+  if (keys.activation != nullptr) read_activation(fields, keys.activation, spec);
+  if (keys.rotary) spec.rope = rope_from_config(fields, spec.head_dim, spec.max_position_embeddings);
+  if (spec.rope.scaling == RopeScaling::kDynamic) {  // only this kind names the length before it is stretched
+    const double stretched = static_cast<double>(spec.max_position_embeddings) * spec.rope.factor;
+    spec.max_position_embeddings = static_cast<std::size_t>(std::min(stretched, static_cast<double>(SpecLimits::kPositions)));
+  }
+  spec.tie_word_embeddings = fields.flag_or("tie_word_embeddings", keys.tied);
 }
 
 void sort_and_unite(std::vector<std::int32_t>& ids) {
@@ -95,36 +112,14 @@ void check_token_ids(const std::string& source, ModelSpec& spec) {
 ModelSpec spec_from_hf_config(std::string_view config_json, const std::string& source) {
   const json config = parse_json_object(config_json, source);
   const JsonFields fields(config, source);
-  check_architecture(fields);
-  refuse_unsupported(fields);
+  const Family& family = family_in(fields);
 
   ModelSpec spec;
-  spec.architecture = "llama";
+  spec.architecture = family.architecture;
   spec.source = source;
   spec.naming = NamingScheme::kHuggingFace;
-  spec.hidden_size = fields.integer("hidden_size", 1, SpecLimits::kHiddenSize);
-  spec.num_layers = fields.integer("num_hidden_layers", 1, SpecLimits::kLayers);
-  spec.num_heads = fields.integer("num_attention_heads", 1, SpecLimits::kHeads);
-  spec.num_kv_heads = fields.integer_or("num_key_value_heads", 1, SpecLimits::kHeads, spec.num_heads);
-  if (fields.find("head_dim") == nullptr && spec.hidden_size % spec.num_heads != 0) {
-    fields.fail("hidden_size", std::to_string(spec.hidden_size) + " is no multiple of num_attention_heads, " +
-                                   std::to_string(spec.num_heads) + ", and there is no head_dim");
-  }
-  spec.head_dim = fields.integer_or("head_dim", 2, SpecLimits::kHeadDim, spec.hidden_size / spec.num_heads);
-  if (spec.head_dim < 2 || spec.head_dim > SpecLimits::kHeadDim) {
-    fields.fail("hidden_size", "makes a head of dimension " + std::to_string(spec.head_dim) + "; from 2 to " +
-                                   std::to_string(SpecLimits::kHeadDim) + " is possible");
-  }
-  spec.intermediate_size = fields.integer("intermediate_size", 1, SpecLimits::kIntermediateSize);
-  spec.vocab_size = fields.integer("vocab_size", 1, SpecLimits::kVocabSize);
-  spec.max_position_embeddings = fields.integer_or("max_position_embeddings", 1, SpecLimits::kPositions, 2048);
-  spec.rms_norm_eps = read_rms_norm_eps(fields);
-  spec.rope.theta = read_rope_theta(fields);
-  spec.rope.rotary_dim = spec.head_dim;
-  spec.attention_bias = fields.flag_or("attention_bias", false);
-  spec.attention_output_bias = spec.attention_bias;
-  spec.mlp_bias = fields.flag_or("mlp_bias", false);
-  spec.tie_word_embeddings = fields.flag_or("tie_word_embeddings", false);
+  read_common(fields, family.keys, spec);
+  if (family.read != nullptr) family.read(fields, spec);
   spec.eos_ids = fields.token_ids("eos_token_id");
   sort_and_unite(spec.eos_ids);
   spec.bos_id = fields.token_id("bos_token_id");

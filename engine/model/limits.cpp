@@ -11,10 +11,9 @@ void check_consistency(const ModelSpec& spec) {
     fail("the number of heads, " + std::to_string(spec.num_heads) + ", is no multiple of the number of key/value heads, " +
          std::to_string(spec.num_kv_heads));
   }
-  if (spec.head_dim % 2 != 0) fail("the dimension of a head, " + std::to_string(spec.head_dim) + ", is odd: its halves cannot be rotated");
-  if (spec.rope.rotary_dim != spec.head_dim) {
-    fail("the rotary dimension, " + std::to_string(spec.rope.rotary_dim) + ", is not the dimension of a head, " +
-         std::to_string(spec.head_dim) + "; partial rotation is not supported in this family");
+  if (spec.rope.rotary_dim % 2 != 0 || spec.rope.rotary_dim > spec.head_dim) {
+    fail("the rotary dimension is " + std::to_string(spec.rope.rotary_dim) + "; an even number up to the dimension of a head, " +
+         std::to_string(spec.head_dim) + ", is needed");
   }
 }
 

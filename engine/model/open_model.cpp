@@ -8,6 +8,7 @@
 
 #include "engine/model/gguf_config.h"
 #include "engine/model/hf_config.h"
+#include "engine/model/registry.h"
 #include "engine/weights/fnv128.h"
 #include "engine/weights/gguf.h"
 #include "engine/weights/quantisation.h"
@@ -114,6 +115,10 @@ OpenedModel open_folder(const fs::path& folder) {
   const auto quantisation = quantisation_from_config(config, config_path.string());
   model.weights = read_safetensors_folder(folder);
   if (quantisation) model.weights = unite_quantised(std::move(model.weights), *quantisation);
+  const std::string_view prefix = family_of(model.spec.architecture).base_prefix;
+  const auto& tensors = model.weights->tensors();
+  model.spec.bare = !prefix.empty() && std::none_of(tensors.begin(), tensors.end(),
+                                                    [&](const StoredTensor& tensor) { return tensor.name.starts_with(prefix); });
 
   Fnv128 hash;
   hash.add(std::string_view("safetensors"));
@@ -170,14 +175,16 @@ OpenedModel open_model(const fs::path& path) {
 }
 
 std::string head_tensor_name(const ModelSpec& spec, const WeightSource& weights) {
-  const bool gguf = spec.naming == NamingScheme::kGguf;
-  if (spec.tie_word_embeddings) return gguf ? "token_embd.weight" : "model.embed_tokens.weight";
-  std::string head = gguf ? "output.weight" : "lm_head.weight";
-  if (!weights.contains(head)) {
-    throw std::runtime_error(weights.files().at(0).path().string() + ": tensor " + quote(head) + " is missing, and " + spec.source +
+  const Family& family = family_of(spec.architecture);
+  const parallel::Graph graph = family.build(spec);
+  const auto head =
+      std::find_if(graph.nodes.rbegin(), graph.nodes.rend(), [](const parallel::Node& node) { return node.op == parallel::Op::kLinear; });
+  std::string name = stored_name(family, spec, graph.tensors[head->weights.front()].name);
+  if (!spec.tie_word_embeddings && !weights.contains(name)) {
+    throw std::runtime_error(weights.files().at(0).path().string() + ": tensor " + quote(name) + " is missing, and " + spec.source +
                              " does not tie the head to the embedding (tie_word_embeddings)");
   }
-  return head;
+  return name;
 }
 
 }  // namespace lockstep::engine

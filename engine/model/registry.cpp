@@ -1,12 +1,19 @@
 #include "engine/model/registry.h"
 
-#include <array>
 #include <stdexcept>
 
 namespace lockstep::engine {
 namespace {
 
-constexpr std::array<Family, 1> kFamilies{{{"llama", build_llama, llama_modules}}};
+std::vector<const Family*> list_families() {
+  std::vector<const Family*> all;
+  for (const auto families : {llama_families(), mistral_families(), qwen_families(), gpt2_families(), gemma_families(), phi3_families(),
+                              olmo2_families(), granite_families(), smollm3_families(), gpt_neox_families(), starcoder2_families(),
+                              stablelm_families(), cohere_families(), phi_families(), glm_families(), opt_families(), bloom_families()}) {
+    for (const Family& family : families) all.push_back(&family);
+  }
+  return all;
+}
 
 /// The digits of `name` that stand where `pattern` has {}; npos-free: nullopt-like empty view with `matches` false where they differ
 /// elsewhere.
@@ -22,20 +29,28 @@ bool match(std::string_view pattern, std::string_view name, std::string_view& la
 
 }  // namespace
 
+std::span<const Family* const> all_families() {
+  static const std::vector<const Family*> all = list_families();
+  return all;
+}
+
 const Family& family_of(const std::string& architecture) {
   std::string known;
-  for (const Family& family : kFamilies) {
-    if (family.architecture == architecture) return family;
-    known += (known.empty() ? "" : ", ") + std::string(family.architecture);
+  for (const Family* family : all_families()) {
+    if (family->architecture == architecture) return *family;
+    known += (known.empty() ? "" : ", ") + std::string(family->architecture);
   }
   throw std::runtime_error("architecture '" + architecture + "' is not supported; supported: " + known);
 }
 
-std::string stored_name(const Family& family, NamingScheme naming, std::string_view canonical) {
-  if (naming == NamingScheme::kHuggingFace) return std::string(canonical);
+std::string stored_name(const Family& family, const ModelSpec& spec, std::string_view canonical) {
+  if (spec.naming == NamingScheme::kHuggingFace) {
+    const bool bare = spec.bare && !family.base_prefix.empty() && canonical.starts_with(family.base_prefix);
+    return std::string(canonical.substr(bare ? family.base_prefix.size() : 0));
+  }
   const std::size_t dot = canonical.rfind('.');
   const std::string_view module = canonical.substr(0, dot);
-  for (const ModuleNames& names : family.modules()) {
+  for (const ModuleNames& names : family.modules) {
     std::string_view layer;
     if (!match(names.hugging_face, module, layer)) continue;
     std::string stored(names.gguf);

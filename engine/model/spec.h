@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "device/device.h"
+
 namespace lockstep::engine {
 
 /// How the tensors of a model are named.
@@ -14,16 +16,53 @@ enum class NamingScheme : std::uint8_t {
   kGguf,         // "blk.0.attn_q.weight"
 };
 
-/// Rotary position embedding. Scaling kinds other than the plain one are refused where the configuration is read.
+/// How rotary frequencies differ from the plain ones.
+enum class RopeScaling : std::uint8_t { kNone, kLinear, kDynamic, kYarn, kLlama3, kLongrope };
+
+/// Rotary position embedding. Members of a kind are of interest for that kind alone; rope.h turns them into frequencies.
 struct RopeSpec {
   double theta = 10000.0;      // pair i of r/2 turns by position * theta^(-2i / r)
-  std::size_t rotary_dim = 0;  // r: the first dims of a head that are rotated, in pairs (i, i + r / 2); even, at most head_dim
+  std::size_t rotary_dim = 0;  // r: the first dims of a head that are rotated; even, at most head_dim; 0: nothing is rotated
+
+  RopeScaling scaling = RopeScaling::kNone;
+  double factor = 1.0;                     // all but longrope: how many times longer sequences are than in training
+  std::size_t original_positions = 0;      // the length of training sequences
+  double low_frequency_factor = 1.0;       // llama3
+  double high_frequency_factor = 4.0;      // llama3
+  double beta_fast = 32.0;                 // yarn
+  double beta_slow = 1.0;                  // yarn
+  bool truncate = true;                    // yarn: the correction range ends at whole dims
+  std::optional<double> attention_factor;  // yarn, longrope: of cos and sin; absent: as the kind says
+  std::optional<double> mscale;            // yarn
+  std::optional<double> mscale_all_dim;    // yarn
+  std::vector<double> short_factors;       // longrope: [r / 2]
+  std::vector<double> long_factors;        // longrope: [r / 2]
+  std::vector<float> divisors;             // [r / 2] or none: frequencies are divided by these (the tensor rope_freqs of GGUF files)
+};
+
+/// The norms of a model.
+struct NormSpec {
+  device::Norm::Kind kind = device::Norm::Kind::kRms;
+  float eps = 0.0f;
+  bool has_weight = true;
+  bool has_bias = false;
+  float weight_offset = 0.0f;  // 1: the stored weight is what is added to one
+};
+
+/// A mixture of experts.
+struct ExpertSpec {
+  std::size_t count = 0;  // 0: there is none
+  std::size_t per_token = 0;
+  std::size_t intermediate_size = 0;         // of an expert
+  std::size_t shared_intermediate_size = 0;  // of the expert that every token goes through; 0: there is none
+  bool renormalised = false;
+  std::vector<bool> layers;  // [num_layers]: which have experts
 };
 
 /// What a model is, whichever kind of file said so. Values are in range: positive sizes with sane upper bounds, num_heads a multiple of
 /// num_kv_heads.
 struct ModelSpec {
-  std::string architecture;  // the family: "llama"
+  std::string architecture;  // the family: a name of the registry
   std::string source;        // the file that the values are from, for messages
 
   std::size_t hidden_size = 0;
@@ -34,17 +73,37 @@ struct ModelSpec {
   std::size_t intermediate_size = 0;
   std::size_t vocab_size = 0;
   std::size_t max_position_embeddings = 0;
-  float rms_norm_eps = 0.0f;
+  NormSpec norm;
   RopeSpec rope;
+  device::Nonlinearity activation = device::Nonlinearity::kSilu;
+  ExpertSpec experts;
 
   bool attention_bias = false;         // of the q, k and v projections
   bool attention_output_bias = false;  // of the o projection
   bool mlp_bias = false;               // of gate, up and down
-  bool tie_word_embeddings = false;    // the embedding is the head too; a head tensor that is there all the same is not read
+  bool head_bias = false;
+  bool head_norms = false;           // of each query and key head, before they are rotated
+  bool parallel_residual = false;    // attention and feed-forward of a layer read the same x
+  bool tie_word_embeddings = false;  // the embedding is the head too; a head tensor that is there all the same is not read
+
+  // Layer by layer; empty: alike in all of them.
+  std::vector<std::uint32_t> windows;  // see device::AttentionSpec; empty: none
+  std::vector<bool> rotated;           // which layers rotate queries and keys; empty: all
+  std::optional<RopeSpec> local_rope;  // of layers with a window, where it differs
+
+  // Numbers that some families put in.
+  float attention_scale = 0.0f;  // of the scores; 0: 1 / sqrt(head_dim)
+  float attention_soft_cap = 0.0f;
+  float logit_soft_cap = 0.0f;
+  float embedding_scale = 1.0f;
+  std::vector<float> slopes;  // [num_heads]: ALiBi
+  float residual_scale = 1.0f;
+  float logit_scale = 1.0f;
 
   NamingScheme naming = NamingScheme::kHuggingFace;
+  bool bare = false;  // the names of its tensors lack the prefix of the family
   /// The rows of q and k (weights and biases) stand in the order in which neighbours (2i, 2i + 1) of a head are a rotary pair, as in the
-  /// GGUF files of the Llama family. See stored_row_of.
+  /// GGUF files of some families. See stored_row_of.
   bool rotary_pairs_interleaved = false;
 
   std::vector<std::int32_t>
@@ -53,6 +112,9 @@ struct ModelSpec {
   std::int32_t pad_id = -1;  // -1: none
 
   std::size_t queries_per_kv_head() const { return num_heads / num_kv_heads; }
+  std::uint32_t window_of(std::size_t layer) const { return windows.empty() ? 0 : windows.at(layer); }
+  bool is_rotated(std::size_t layer) const { return rotated.empty() || rotated.at(layer); }
+  bool has_experts(std::size_t layer) const { return experts.count > 0 && (experts.layers.empty() || experts.layers.at(layer)); }
 };
 
 /// What the model's authors suggest for sampling (generation_config.json). Absent: not stated.

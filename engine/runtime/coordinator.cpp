@@ -1,36 +1,14 @@
-#include "engine/runtime/coordinator.h"
-
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "engine/runtime/coordinator_state.h"
+
 namespace lockstep::engine {
 
-struct Coordinator::Group {
-  Request request;
-  OnCompletion done;
-  Completion completion;
-  std::size_t num_open = 0;  // choices that are not finished
-};
-
-struct Coordinator::ChoiceState {
-  std::shared_ptr<Group> group;
-  Choice* choice = nullptr;    // in group->completion
-  std::size_t max_tokens = 0;  // the request's, or what the context has room for
-  StopStrings stop_strings;
-  std::optional<text::IncrementalDetokenizer> detokenizer;
-  std::vector<TokenId> end_ids{};                   // masked before min_tokens
-  std::uint32_t num_candidates = kFirstCandidates;  // as many as were enough lately
-  bool needs_rows = false;                          // not even the most were
-
-  const SamplingParams& params() const { return group->request.sampling; }
-};
-
 namespace {
-
-bool contains(const std::vector<TokenId>& ids, TokenId id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
 
 CoordinatorOptions checked(CoordinatorOptions options) {
   if (options.max_model_len < 2)
@@ -42,7 +20,12 @@ CoordinatorOptions checked(CoordinatorOptions options) {
 void check_request(const Request& request, const Engine::Limits& limits, bool has_text) {
   const std::string name = "request " + std::to_string(request.id) + ": ";
   if (request.prompt.empty()) throw std::invalid_argument(name + "the prompt is empty");
-  if (request.prompt.size() >= limits.max_model_len) {
+  if (request.first_scored != 0 && request.sampling.max_tokens == 0) {
+    if (request.prompt.size() > limits.max_model_len + 1) {  // the last one is only scored
+      throw std::invalid_argument(name + "a prompt of " + std::to_string(request.prompt.size()) + " tokens can not be scored within " +
+                                  std::to_string(limits.max_model_len));
+    }
+  } else if (request.prompt.size() >= limits.max_model_len) {
     throw std::invalid_argument(name + "a prompt of " + std::to_string(request.prompt.size()) +
                                 " tokens leaves no room for an answer within " + std::to_string(limits.max_model_len));
   }
@@ -80,6 +63,7 @@ Engine::Counters Coordinator::counters() const {
 
 void Coordinator::submit(Request request, OnCompletion done) {
   check_request(request, limits_, options_.tokenizer != nullptr);
+  check_beams(request);
   auto group = std::make_shared<Group>();
   group->request = std::move(request);
   group->done = std::move(done);
@@ -87,26 +71,40 @@ void Coordinator::submit(Request request, OnCompletion done) {
   group->completion.id = kept.id;
   group->completion.prompt_tokens = kept.prompt.size();
   group->completion.choices.resize(kept.sampling.n);
-  const std::size_t max_tokens = std::min<std::size_t>(kept.sampling.max_tokens, limits_.max_model_len - kept.prompt.size());
+  std::size_t max_tokens = kept.sampling.max_tokens;
+  if (max_tokens > 0) max_tokens = std::min(max_tokens, limits_.max_model_len - kept.prompt.size());
+  const bool is_scored = kept.first_scored != 0 && kept.first_scored < kept.prompt.size();
+  if (is_scored) group->completion.prompt_logprobs.resize(kept.prompt.size() - kept.first_scored);
   ++num_in_flight_;
+  for (std::uint32_t index = 0; index < kept.sampling.n; ++index) group->completion.choices[index].index = index;
+  if (kept.sampling.beams && max_tokens > 0) return submit_beams(group, max_tokens);
   for (std::uint32_t index = 0; index < kept.sampling.n; ++index) {
     Choice& choice = group->completion.choices[index];
-    choice.index = index;
+    ScoredPositions scored;  // by the first choice, for all
+    if (is_scored && index == 0) scored = {kept.first_scored - 1, kept.prompt.size() - 1};
+    if (max_tokens == 0 && scored.end == 0) continue;  // complete as it is, at the next step
     // So that no step allocates; a very long answer may, now and then.
     constexpr std::size_t kMostReserved = 4096, kBytesOfToken = 4;
     choice.tokens.reserve(std::min(max_tokens, kMostReserved));
     if (options_.tokenizer != nullptr) choice.text.reserve(kBytesOfToken * std::min(max_tokens, kMostReserved));
-    if (max_tokens == 0) continue;  // complete as it is, at the next step
     ++group->num_open;
     auto state = std::make_unique<ChoiceState>(ChoiceState{group, &choice, max_tokens, StopStrings(kept.sampling.stop), std::nullopt});
-    if (kept.sampling.min_tokens > 0) {
-      state->end_ids = kept.sampling.stop_token_ids;
-      if (!kept.sampling.ignore_eos) state->end_ids.insert(state->end_ids.end(), options_.eos_ids.begin(), options_.eos_ids.end());
-    }
-    if (options_.tokenizer != nullptr) state->detokenizer.emplace(*options_.tokenizer);
-    choices_.emplace(scheduler_.add(kept.prompt, kept.prompt.size() + max_tokens), std::move(state));
+    if (kept.sampling.min_tokens > 0) state->end_ids = end_ids_of(kept.sampling);
+    if (options_.tokenizer != nullptr) state->detokenizer.emplace(*options_.tokenizer, true, kept.prompt);
+    std::vector<TokenId> tokens = kept.prompt;
+    if (max_tokens == 0) tokens.pop_back();  // nothing comes after it
+    const std::size_t most_tokens = tokens.size() + max_tokens;
+    add_sequence(std::move(tokens), most_tokens, scored, std::move(state));
   }
   if (group->num_open == 0) complete_.push_back(std::move(group));
+}
+
+SequenceId Coordinator::add_sequence(std::vector<TokenId> tokens, std::size_t most_tokens, ScoredPositions scored,
+                                     std::unique_ptr<ChoiceState> state) {
+  const std::uint64_t prefix_group = options_.angles_depend_on_length ? state->group->request.prompt.size() : 0;
+  const SequenceId sequence = scheduler_.add(std::move(tokens), most_tokens, prefix_group, scored);
+  choices_.emplace(sequence, std::move(state));
+  return sequence;
 }
 
 bool Coordinator::step() {
@@ -127,8 +125,7 @@ bool Coordinator::step() {
 
 void Coordinator::build_plan() {
   plan_.clear();
-  state_of_row_.clear();
-  selection_of_row_.clear();
+  logit_rows_.clear();
   for (const ScheduledChunk& chunk : chunks_) add_chunk(chunk);
   counters_.selected_rows += plan_.selections.size();
 }
@@ -139,7 +136,8 @@ void Coordinator::add_chunk(const ScheduledChunk& chunk) {
   const std::vector<std::uint32_t>& table = scheduler_.block_table(chunk.sequence);
   const std::size_t end = std::size_t{chunk.first_position} + chunk.num_tokens;
   batch.sequences.push_back({static_cast<std::uint32_t>(batch.num_tokens()), chunk.num_tokens, chunk.first_position,
-                             static_cast<std::uint32_t>(batch.block_tables.size())});
+                             static_cast<std::uint32_t>(batch.block_tables.size()),
+                             static_cast<std::uint32_t>(choices_.at(chunk.sequence)->group->request.prompt.size())});
   const std::size_t block_size = options_.scheduler.block_size;
   const std::size_t num_blocks = (end + block_size - 1) / block_size;
   batch.block_tables.insert(batch.block_tables.end(), table.begin(), table.begin() + static_cast<std::ptrdiff_t>(num_blocks));
@@ -148,18 +146,37 @@ void Coordinator::add_chunk(const ScheduledChunk& chunk) {
     batch.positions.push_back(static_cast<std::int32_t>(position));
   }
   if (!chunk.is_decode) counters_.prompt_tokens += chunk.num_tokens;
-  if (!chunk.reaches_end) return;
-  batch.logit_rows.push_back(static_cast<std::uint32_t>(batch.num_tokens() - 1));
-  ChoiceState& state = *choices_.at(chunk.sequence);
-  state_of_row_.push_back(&state);
-  add_wish(state, tokens.size());
+  const ScoredPositions scored = scheduler_.scored(chunk.sequence);
+  const auto row_of = [&](std::size_t position) { return static_cast<std::uint32_t>(batch.num_tokens() - (end - position)); };
+  for (std::size_t position = std::max<std::size_t>(chunk.first_position, scored.begin); position < std::min(end, scored.end); ++position) {
+    add_row(chunk.sequence, row_of(position));
+    logit_rows_.back().scored = position + 1;
+    add_scored_wish(*logit_rows_.back().state, position + 1);
+  }
+  if (!chunk.reaches_end || (scored.begin < end && end <= scored.end)) return;
+  add_row(chunk.sequence, row_of(end - 1));
+  add_wish(*logit_rows_.back().state, tokens.size());
 }
 
-/// What rank 0 wants of the row that was just added.
+void Coordinator::add_row(SequenceId sequence, std::uint32_t row) {
+  plan_.batch.logit_rows.push_back(row);
+  logit_rows_.push_back({.sequence = sequence, .state = choices_.at(sequence).get(), .selection = plan_.selections.size()});
+}
+
+/// What rank 0 wants of the row that was just added: the log-probability of a prompt token.
+void Coordinator::add_scored_wish(const ChoiceState& state, std::size_t position) {
+  const Request& request = state.group->request;
+  device::SelectionRow row = scored_row(static_cast<std::uint32_t>(std::max(request.sampling.logprobs, 0)));
+  row.row = static_cast<std::uint32_t>(plan_.wanted.size());
+  plan_.selections.push_back(row);
+  plan_.changes.push_back(lifted(static_cast<std::uint32_t>(request.prompt[position])));
+  plan_.wanted.push_back(RowWants::kSelection);
+}
+
+/// What rank 0 wants of the row that was just added: the next token.
 void Coordinator::add_wish(const ChoiceState& state, std::size_t num_tokens) {
   const SamplingParams& params = state.params();
   const std::size_t first_change = plan_.changes.size();
-  selection_of_row_.push_back(plan_.selections.size());
   if (needs_only_top(params)) return plan_.wanted.push_back(RowWants::kTop);
   if (state.needs_rows || !can_select(params)) return plan_.wanted.push_back(RowWants::kLogits);
   changes_.collect(params, context_of(state, num_tokens), limits_.vocab_size, plan_.changes);
@@ -204,132 +221,6 @@ void Coordinator::send(const StepPlan& plan) {
   sender_->send(bytes_);
 }
 
-void Coordinator::take_result() {
-  check_result();
-  sample_rows();
-  if (!fetch_plan_.fetched.empty()) sample_fetched_rows();
-  std::size_t row = 0;
-  for (const ScheduledChunk& chunk : chunks_) {
-    if (!chunk.reaches_end) continue;
-    take_token(chunk.sequence, *state_of_row_[row], std::move(samples_[row]));
-    ++row;
-  }
-}
-
-void Coordinator::check_result() const {
-  const std::size_t num_rows = plan_.batch.logit_rows.size();
-  if (result_.tops.size() != num_rows || result_.logits.size() != num_rows || result_.selections.size() != plan_.selections.size()) {
-    throw std::logic_error("coordinator: the runner gave " + std::to_string(result_.tops.size()) + " tops, " +
-                           std::to_string(result_.logits.size()) + " rows and " + std::to_string(result_.selections.size()) +
-                           " selections for " + std::to_string(num_rows) + " logit rows");
-  }
-}
-
-/// Fills samples_, but for the rows that have to be fetched: those stand in fetch_plan_ then.
-void Coordinator::sample_rows() {
-  const std::size_t num_rows = plan_.batch.logit_rows.size();
-  samples_.assign(num_rows, {});
-  fetch_plan_.clear();
-  for (std::size_t row = 0; row < num_rows; ++row) {
-    const ChoiceState& state = *state_of_row_[row];
-    const std::size_t num_tokens = state.group->request.prompt.size() + state.choice->tokens.size();
-    if (!sample_row(row, state, context_of(state, num_tokens), samples_[row]))
-      fetch_plan_.fetched.push_back(static_cast<std::uint32_t>(row));
-  }
-}
-
-/// False: the row is needed.
-bool Coordinator::sample_row(std::size_t row, const ChoiceState& state, const SamplingContext& context, Sample& sample) {
-  const device::Top& top = result_.tops[row];
-  if (!top.finite) {
-    sample.error = non_finite_error();
-    return true;
-  }
-  switch (plan_.wanted[row]) {
-    case RowWants::kTop:
-      if (top.id < 0 || static_cast<std::size_t>(top.id) >= limits_.vocab_size) {
-        throw std::logic_error("coordinator: the runner gave token " + std::to_string(top.id) + " of a vocabulary of " +
-                               std::to_string(limits_.vocab_size));
-      }
-      sample.token = top.id;
-      return true;
-    case RowWants::kLogits: sample = sample_logits(result_.logits[row], state, context); return true;
-    case RowWants::kSelection: return sampler_.select(result_.selections[selection_of_row_[row]], state.params(), context, sample);
-  }
-  return true;
-}
-
-Sample Coordinator::sample_logits(std::span<const float> logits, const ChoiceState& state, const SamplingContext& context) {
-  if (logits.size() != limits_.vocab_size) {
-    throw std::logic_error("coordinator: the runner gave a row of " + std::to_string(logits.size()) + " logits for a vocabulary of " +
-                           std::to_string(limits_.vocab_size));
-  }
-  return sampler_.sample(logits, state.params(), context);
-}
-
-/// The candidates of these rows were not enough: the next step asks for more.
-void Coordinator::sample_fetched_rows() {
-  fetch_plan_.kind = StepKind::kFetch;
-  counters_.fetched_rows += fetch_plan_.fetched.size();
-  run_everywhere(fetch_plan_, fetched_);
-  is_over_ = true;  // as in step()
-  if (fetched_.logits.size() != fetch_plan_.fetched.size()) {
-    throw std::logic_error("coordinator: the runner fetched " + std::to_string(fetched_.logits.size()) + " rows instead of " +
-                           std::to_string(fetch_plan_.fetched.size()));
-  }
-  for (std::size_t i = 0; i < fetched_.logits.size(); ++i) {
-    const std::uint32_t row = fetch_plan_.fetched[i];
-    ChoiceState& state = *state_of_row_[row];
-    const std::size_t num_tokens = state.group->request.prompt.size() + state.choice->tokens.size();
-    samples_[row] = sample_logits(fetched_.logits[i], state, context_of(state, num_tokens));
-    state.needs_rows = state.num_candidates >= device::kMaxCandidates;
-    state.num_candidates = std::min(4 * state.num_candidates, device::kMaxCandidates);
-  }
-}
-
-void Coordinator::take_token(SequenceId sequence, ChoiceState& state, Sample&& sample) {
-  Choice& choice = *state.choice;
-  if (!sample.error.empty()) {
-    choice.error = std::move(sample.error);
-    finish(sequence, state, FinishReason::kError);
-    return;
-  }
-  const SamplingParams& params = state.params();
-  choice.tokens.push_back(sample.token);
-  if (params.logprobs >= 0) choice.logprobs.push_back({sample.token, sample.logprob, std::move(sample.top)});
-  ++counters_.generated_tokens;
-  const bool ends = (!params.ignore_eos && contains(options_.eos_ids, sample.token)) || contains(params.stop_token_ids, sample.token);
-  if (ends) {
-    finish(sequence, state, FinishReason::kStop);
-    return;
-  }
-  if (state.detokenizer) {
-    std::string text = state.detokenizer->append(sample.token);
-    choice.text += choice.tokens.size() < params.min_tokens ? std::move(text) : state.stop_strings.append(std::move(text));
-  }
-  if (state.stop_strings.found()) {
-    finish(sequence, state, FinishReason::kStop);
-  } else if (choice.tokens.size() >= state.max_tokens) {
-    finish(sequence, state, FinishReason::kLength);
-  } else {
-    scheduler_.append(sequence, sample.token);
-  }
-}
-
-void Coordinator::finish(SequenceId sequence, ChoiceState& state, FinishReason reason) {
-  Choice& choice = *state.choice;
-  if (state.detokenizer) {
-    choice.text += state.stop_strings.append(state.detokenizer->finish());
-    if (state.stop_strings.found() && reason == FinishReason::kLength) reason = FinishReason::kStop;
-    choice.text += state.stop_strings.finish();
-  }
-  choice.finish_reason = reason;
-  scheduler_.remove(sequence);
-  const std::shared_ptr<Group> group = state.group;
-  choices_.erase(sequence);
-  if (--group->num_open == 0) complete_.push_back(group);
-}
-
 void Coordinator::deliver() {
   // A callback may submit, and even cancel: by now everything is in order, and the list is out of its reach.
   std::vector<std::shared_ptr<Group>> complete = std::exchange(complete_, {});
@@ -343,6 +234,7 @@ void Coordinator::deliver() {
 void Coordinator::cancel_all() {
   scheduler_.remove_all();
   choices_.clear();
+  beam_groups_.clear();
   complete_.clear();
   num_in_flight_ = 0;
 }

@@ -24,6 +24,7 @@ struct CoordinatorOptions {
   std::size_t max_model_len = 0;  // of the model or as asked for; what the KV cache holds for one sequence is a limit as well
   std::size_t vocab_size = 0;
   std::vector<TokenId> eos_ids;                // tokens that end a generation, unless ignore_eos
+  bool angles_depend_on_length = false;        // rotary angles of a prompt depend on its length: only prompts as long share their blocks
   const text::Tokenizer* tokenizer = nullptr;  // absent: answers have no text, and stop strings are refused
 };
 
@@ -68,7 +69,9 @@ class Coordinator : public Engine {
 
   void build_plan();
   void add_chunk(const ScheduledChunk& chunk);
+  void add_row(SequenceId sequence, std::uint32_t row);
   void add_wish(const ChoiceState& state, std::size_t num_tokens);
+  void add_scored_wish(const ChoiceState& state, std::size_t position);
   void run_everywhere(StepPlan& plan, StepResult& result);
   void send(const StepPlan& plan);
   void end(StepKind kind, std::string_view reason);
@@ -77,8 +80,21 @@ class Coordinator : public Engine {
   void sample_rows();
   void sample_fetched_rows();
   bool sample_row(std::size_t row, const ChoiceState& state, const SamplingContext& context, Sample& sample);
+  std::span<const float> checked_row(std::span<const float> logits) const;
   Sample sample_logits(std::span<const float> logits, const ChoiceState& state, const SamplingContext& context);
   SamplingContext context_of(const ChoiceState& state, std::size_t num_tokens) const;
+  void take_score(std::size_t row);
+  SequenceId add_sequence(std::vector<TokenId> tokens, std::size_t most_tokens, ScoredPositions scored, std::unique_ptr<ChoiceState> state);
+  std::vector<TokenId> end_ids_of(const SamplingParams& params) const;
+  void check_beams(const Request& request) const;
+  void submit_beams(const std::shared_ptr<Group>& group, std::size_t max_tokens);
+  void start_beams(const std::shared_ptr<Group>& group);
+  void drop_beam(SequenceId& sequence);
+  void take_beam(std::shared_ptr<Group> group, std::size_t beam, Sample&& sample);
+  void advance_beams();
+  void continue_beams(const std::shared_ptr<Group>& group);
+  void finish_beams(const std::shared_ptr<Group>& group);
+  void end_beams(const std::shared_ptr<Group>& group);
   void take_token(SequenceId sequence, ChoiceState& state, Sample&& sample);
   void finish(SequenceId sequence, ChoiceState& state, FinishReason reason);
   void deliver();
@@ -94,14 +110,20 @@ class Coordinator : public Engine {
   bool is_over_ = false;
 
   std::unordered_map<SequenceId, std::unique_ptr<ChoiceState>> choices_;
-  std::vector<std::shared_ptr<Group>> complete_;  // to be delivered at the end of this step
-  std::vector<ScheduledChunk> chunks_;            // of this step
+  std::vector<std::shared_ptr<Group>> complete_;     // to be delivered at the end of this step
+  std::vector<ScheduledChunk> chunks_;               // of this step
+  std::vector<std::shared_ptr<Group>> beam_groups_;  // beam searches that got a row in this step
   StepPlan plan_, fetch_plan_;
   StepResult result_, fetched_;
   LogitChanges changes_;
-  std::vector<Sample> samples_;                // [logit rows of this step]
-  std::vector<ChoiceState*> state_of_row_;     // likewise
-  std::vector<std::size_t> selection_of_row_;  // likewise: index in plan_.selections, where there is one
+  struct LogitRow {
+    SequenceId sequence = 0;
+    ChoiceState* state = nullptr;
+    std::size_t selection = 0;  // index in plan_.selections, where there is one
+    std::size_t scored = 0;     // the prompt token that the row scores; 0: a token is sampled from it
+  };
+  std::vector<Sample> samples_;       // [logit rows of this step]
+  std::vector<LogitRow> logit_rows_;  // likewise
   std::uint64_t num_plans_ = 0;
   std::vector<std::byte> bytes_;
 };

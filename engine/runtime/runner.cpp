@@ -1,7 +1,6 @@
 #include "engine/runtime/runner.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -45,15 +44,9 @@ struct Runner::StepContext {
   std::size_t rows = 0;  // of the values that the current node works on: tokens, then logit rows
 };
 
-Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rope, const RunnerOptions& options, device::Device& device,
+Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RunnerOptions& options, device::Device& device,
                comm::Communicator& communicator)
-    : graph_(std::move(graph)),
-      shard_(std::move(shard)),
-      options_(options),
-      device_(device),
-      communicator_(communicator),
-      angles_(rotary_angles(rope, options.max_positions)),
-      rotary_{angles_.cosines, angles_.sines, rope.rotary_dim} {
+    : graph_(std::move(graph)), shard_(std::move(shard)), options_(options), device_(device), communicator_(communicator) {
   if (static_cast<std::size_t>(communicator.size()) != graph_.shard.num_ranks ||
       static_cast<std::size_t>(communicator.rank()) != graph_.shard.rank) {
     throw std::invalid_argument("runner: the plan is for rank " + std::to_string(graph_.shard.rank) + " of " +
@@ -61,15 +54,8 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
                                 std::to_string(communicator.rank()) + " of " + std::to_string(communicator.size()));
   }
   const parallel::Shard& mine = graph_.shard;
-  const std::size_t group = graph_.dims.num_heads / graph_.dims.num_kv_heads;
   for (const parallel::Range share : graph_.vocabulary_shares) vocabulary_sizes_.push_back(share.size());
-  attention_.num_heads = mine.heads.size();
-  attention_.num_kv_heads = mine.kv_heads.size();
-  attention_.head_dim = graph_.dims.head_dim;
-  attention_.scale = 1.0f / std::sqrt(static_cast<float>(graph_.dims.head_dim));
-  for (std::size_t head = mine.heads.begin; head < mine.heads.end; ++head) {
-    attention_.kv_head_of.push_back(static_cast<std::uint32_t>(head / group - mine.kv_heads.begin));
-  }
+  prepare_attentions();
   options_.kv.num_layers = graph_.dims.num_layers;
   options_.kv.num_kv_heads = mine.kv_heads.size();
   options_.kv.head_dim = graph_.dims.head_dim;
@@ -84,6 +70,28 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rop
 }
 
 Runner::~Runner() = default;
+
+void Runner::prepare_attentions() {
+  const parallel::Shard& mine = graph_.shard;
+  const std::size_t group = graph_.dims.num_heads / graph_.dims.num_kv_heads;
+  std::vector<std::uint32_t> kv_head_of;
+  for (std::size_t head = mine.heads.begin; head < mine.heads.end; ++head)
+    kv_head_of.push_back(static_cast<std::uint32_t>(head / group - mine.kv_heads.begin));
+  for (const parallel::Attention& attention : graph_.attentions) {
+    attentions_.push_back({.num_heads = mine.heads.size(),
+                           .num_kv_heads = mine.kv_heads.size(),
+                           .head_dim = graph_.dims.head_dim,
+                           .kv_head_of = kv_head_of,
+                           .scale = attention.scale,
+                           .window = attention.window,
+                           .soft_cap = attention.soft_cap,
+                           .slopes = attention.slopes});
+  }
+  for (const parallel::Rotary& rotary : graph_.rotaries)
+    angles_.push_back(rotary.depends_on_length() ? RotaryAngles{} : rotary_angles(rotary, options_.max_positions));
+  for (std::size_t i = 0; i < angles_.size(); ++i)
+    tables_.push_back({angles_[i].cosines, angles_[i].sines, graph_.rotaries[i].dim, graph_.rotaries[i].depends_on_length()});
+}
 
 void Runner::allocate_values() {
   const std::vector<std::size_t> rows = rows_of_values(graph_, options_);
@@ -107,6 +115,12 @@ void Runner::run(const StepPlan& plan, StepResult& result) {
                              std::to_string(options_.max_tokens) + " and " + std::to_string(options_.max_logit_rows));
   }
   check_token_ids(plan.batch);
+  for (std::size_t i = 0; i < graph_.rotaries.size(); ++i) {
+    if (!graph_.rotaries[i].depends_on_length()) continue;
+    angles_of_tokens(graph_.rotaries[i], plan.batch, angles_[i]);
+    tables_[i].cosines = angles_[i].cosines;
+    tables_[i].sines = angles_[i].sines;
+  }
   result.tops.clear();
   result.logits.clear();
   result.selections.clear();
@@ -141,8 +155,19 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
   const auto output = [&]() -> const Matrix& { return values_[node.output]; };
   switch (node.op) {
     case RankOp::kEmbed: embed(node); return;
-    case RankOp::kRmsNorm:
-      device_.norm(input(), step.rows, device::Norm::rms(vector_of(node.vector), graph_.rms_norm_eps), output());
+    case RankOp::kAddPositions: device_.add_positions(*shard_.weights[node.weight], node.offset, output()); return;
+    case RankOp::kScale: device_.scale(output(), step.rows, node.factor); return;
+    case RankOp::kSoftCap: device_.soft_cap(output(), step.rows, node.factor); return;
+    case RankOp::kNorm: device_.norm(input(), step.rows, norm_of(node), output()); return;
+    case RankOp::kNormHeads:
+      device_.norm_heads(output(), step.rows, node.out_column, node.heads, graph_.dims.head_dim, norm_of(node));
+      return;
+    case RankOp::kSquareHeads:
+      device_.square_heads(input(), step.rows, node.out_column, node.heads, graph_.dims.head_dim, output());
+      return;
+    case RankOp::kNormBySquare:
+      device_.norm_by_square(output(), step.rows, node.out_column, node.heads * graph_.dims.head_dim, values_[node.residual],
+                             node.norm_columns, vector_of(node.norm_weight), node.eps);
       return;
     case RankOp::kConvert: device_.convert(input(), step.rows, output()); return;
     case RankOp::kLinear:
@@ -150,18 +175,38 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
         device_.linear(input(), step.rows, *shard_.weights[node.weight], vector_of(node.vector), output(), node.out_column);
       return;
     case RankOp::kRotateAndAppend:
-      device_.rotate_and_append(input(), attention_, rotary_.rotary_dim > 0 ? &rotary_ : nullptr, *kv_, node.layer);
+      device_.rotate_and_append(input(), attentions_[node.attention], rotary_of(node), *kv_, node.layer);
       return;
-    case RankOp::kAttention: device_.attention(input(), attention_, *kv_, node.layer, output()); return;
-    case RankOp::kSwiglu: device_.gated(device::Nonlinearity::kSilu, input(), step.rows, output()); return;
+    case RankOp::kAttention: device_.attention(input(), attentions_[node.attention], *kv_, node.layer, output()); return;
+    case RankOp::kGated: device_.gated(node.function, input(), step.rows, output()); return;
+    case RankOp::kActivate: device_.activate(node.function, input(), step.rows, output()); return;
+    case RankOp::kRoute: device_.route(input(), step.rows, node.routing, output()); return;
+    case RankOp::kExperts: sum_experts(node, step.rows); return;
+    case RankOp::kGateRows: device_.gate_rows(output(), step.rows, input()); return;
     case RankOp::kAllReduce:
       device_.begin_host_access(input());
       communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(input().data), step.rows * input().columns);
       return;
     case RankOp::kAdd: device_.add(output(), input(), step.rows, vector_of(node.vector)); return;
-    case RankOp::kAddRmsNorm: add_rms_norm(node, step.rows); return;
+    case RankOp::kAddNorm: add_norm(node, step.rows); return;
     case RankOp::kSelectLogitRows: device_.select_logit_rows(input(), output()); return;
   }
+}
+
+const device::RotaryTable* Runner::rotary_of(const RankNode& node) const {
+  const std::size_t rotary = graph_.attentions[node.attention].rotary;
+  return rotary == kNone || tables_[rotary].rotary_dim == 0 ? nullptr : &tables_[rotary];
+}
+
+device::Norm Runner::norm_of(const RankNode& node) const {
+  return {node.norm, vector_of(node.norm_weight), vector_of(node.norm_bias), node.eps};
+}
+
+void Runner::sum_experts(const RankNode& node, std::size_t rows) {
+  std::vector<device::Expert> experts;
+  for (std::size_t i = 0; i < node.experts.size(); i += 2)
+    experts.push_back({shard_.weights[node.experts[i]].get(), shard_.weights[node.experts[i + 1]].get()});
+  device_.experts(values_[node.input], rows, values_[node.residual], experts, node.function, node.leaves, values_[node.output]);
 }
 
 void Runner::check_token_ids(const device::StepBatch& batch) const {
@@ -175,9 +220,8 @@ void Runner::embed(const RankNode& node) {
   device_.embed(shard_.weights[node.weight].get(), static_cast<std::int32_t>(graph_.shard.vocabulary.begin), values_[node.output]);
 }
 
-void Runner::add_rms_norm(const RankNode& node, std::size_t rows) {
-  const comm::ResidualNorm then{values_[node.residual], vector_of(node.vector),
-                                device::Norm::rms(vector_of(node.norm), graph_.rms_norm_eps), values_[node.output]};
+void Runner::add_norm(const RankNode& node, std::size_t rows) {
+  const comm::ResidualNorm then{values_[node.residual], vector_of(node.vector), norm_of(node), values_[node.output]};
   const Matrix& delta = values_[node.input];
   if (node.tree != kNone) device_.begin_host_access(delta);
   if (node.tree != kNone && !tap_) return communicator_.all_reduce_add_norm(device_, graph_.trees[node.tree], delta, rows, then);
@@ -199,7 +243,7 @@ void Runner::show(const RankNode& node, const StepContext& step) {
     tap_(name, step.rows, columns, floats);
   };
   if (!node.tap_input.empty()) show_value(node.tap_input, node.input, vector_of(node.vector));
-  if (!node.tap.empty()) show_value(node.tap, node.residual != kNone ? node.residual : node.output, nullptr);
+  if (!node.tap.empty()) show_value(node.tap, node.op == RankOp::kAddNorm ? node.residual : node.output, nullptr);
 }
 
 void Runner::deliver(const StepPlan& plan, StepResult& result) {

@@ -8,7 +8,6 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
-#include "engine/model/spec.h"
 #include "engine/runtime/rank_selection.h"
 #include "engine/runtime/rotary.h"
 #include "engine/runtime/step_runner.h"
@@ -36,7 +35,7 @@ class Runner final : public StepRunner {
   using Tap = std::function<void(const std::string& name, std::size_t rows, std::size_t columns, std::span<const float> values)>;
 
   /// The device and the communicator must outlive the runner.
-  Runner(parallel::RankGraph graph, LoadedShard shard, const RopeSpec& rope, const RunnerOptions& options, device::Device& device,
+  Runner(parallel::RankGraph graph, LoadedShard shard, const RunnerOptions& options, device::Device& device,
          comm::Communicator& communicator);
   ~Runner() override;
 
@@ -51,7 +50,11 @@ class Runner final : public StepRunner {
   struct StepContext;
   void run_node(const parallel::RankNode& node, const StepContext& step);
   void embed(const parallel::RankNode& node);
-  void add_rms_norm(const parallel::RankNode& node, std::size_t rows);
+  void add_norm(const parallel::RankNode& node, std::size_t rows);
+  void sum_experts(const parallel::RankNode& node, std::size_t rows);
+  void prepare_attentions();
+  const device::RotaryTable* rotary_of(const parallel::RankNode& node) const;
+  device::Norm norm_of(const parallel::RankNode& node) const;
   void check_token_ids(const device::StepBatch& batch) const;
   void show(const parallel::RankNode& node, const StepContext& step);
   void deliver(const StepPlan& plan, StepResult& result);
@@ -66,9 +69,9 @@ class Runner final : public StepRunner {
   RunnerOptions options_;
   device::Device& device_;
   comm::Communicator& communicator_;
-  RotaryAngles angles_;
-  device::RotaryTable rotary_;
-  device::AttentionSpec attention_;
+  std::vector<RotaryAngles> angles_;               // [graph rotaries], of positions, or of the tokens of a step
+  std::vector<device::RotaryTable> tables_;        // [graph rotaries]
+  std::vector<device::AttentionSpec> attentions_;  // [graph attentions]
   std::unique_ptr<device::KvCache> kv_;
   std::vector<std::unique_ptr<device::Buffer>> buffers_;
   std::vector<device::Matrix> values_;  // [graph values]

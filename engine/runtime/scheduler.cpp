@@ -29,7 +29,7 @@ SchedulerOptions checked(SchedulerOptions options) {
 
 Scheduler::Scheduler(const SchedulerOptions& options) : options_(checked(options)), blocks_(options.num_blocks, options.block_size) {}
 
-SequenceId Scheduler::add(std::vector<TokenId> tokens, std::size_t max_length, std::uint64_t prefix_group) {
+SequenceId Scheduler::add(std::vector<TokenId> tokens, std::size_t max_length, std::uint64_t prefix_group, ScoredPositions scored) {
   if (tokens.empty()) throw std::invalid_argument("scheduler: a sequence needs at least one token");
   if (max_length > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     throw std::invalid_argument("scheduler: " + std::to_string(max_length) + " tokens are more than positions can count");
@@ -50,6 +50,7 @@ SequenceId Scheduler::add(std::vector<TokenId> tokens, std::size_t max_length, s
   sequence->block_table.reserve(blocks_.blocks_for(reserved));
   sequence->max_length = max_length;
   sequence->prefix_group = prefix_group;
+  sequence->scored = scored;
   const SequenceId id = next_id_++;
   waiting_.emplace_hint(waiting_.end(), id, std::move(sequence));
   return id;
@@ -61,7 +62,8 @@ void Scheduler::schedule(std::vector<ScheduledChunk>& chunks) {
   if (running_.empty() && waiting_.empty()) return;
   ++num_steps_;
   if (options_.preempt_every != 0 && num_steps_ % options_.preempt_every == 0) preempt_for_test();
-  std::size_t budget = options_.max_num_batched_tokens;
+  Budget budget{options_.max_num_batched_tokens, std::numeric_limits<std::size_t>::max()};
+  if (options_.max_logit_rows != 0) budget.logit_rows = options_.max_logit_rows;
   schedule_decodes(budget);
   schedule_prefills(budget);
   admit(budget);
@@ -71,8 +73,8 @@ void Scheduler::schedule(std::vector<ScheduledChunk>& chunks) {
   in_step_ = true;
 }
 
-void Scheduler::schedule_decodes(std::size_t& budget) {
-  for (auto it = running_.begin(); it != running_.end() && budget > 0;) {
+void Scheduler::schedule_decodes(Budget& budget) {
+  for (auto it = running_.begin(); it != running_.end() && budget.tokens > 0 && budget.logit_rows > 0;) {
     Sequence& sequence = *it->second;
     if (!sequence.decodes() || sequence.remaining() == 0) {
       ++it;
@@ -87,27 +89,39 @@ void Scheduler::schedule_decodes(std::size_t& budget) {
     }
     if (is_victim_itself) break;
     sequence.scheduled = 1;
-    --budget;
+    --budget.tokens;
+    --budget.logit_rows;
     ++it;
   }
 }
 
-std::uint32_t Scheduler::prefill_tokens(const Sequence& sequence, std::size_t budget) const {
-  const std::size_t chunk = options_.prefill_chunk == 0 ? budget : std::min(budget, options_.prefill_chunk);
-  return static_cast<std::uint32_t>(std::min(sequence.remaining(), chunk));
+/// Logit rows of the next `count` tokens: the scored ones, and the last known one.
+std::size_t Scheduler::Sequence::logit_rows(std::size_t count) const {
+  const std::size_t end = num_computed + count;
+  const std::size_t first_scored = std::max(num_computed, scored.begin), end_scored = std::min(end, scored.end);
+  const std::size_t num_scored = end_scored > first_scored ? end_scored - first_scored : 0;
+  const bool end_is_scored = scored.begin < end && end <= scored.end;
+  return num_scored + (end == tokens.size() && !end_is_scored ? 1 : 0);
 }
 
-void Scheduler::schedule_prefills(std::size_t& budget) {
+void Scheduler::schedule_prefill(Sequence& sequence, Budget& budget) const {
+  std::size_t count = std::min(sequence.remaining(), budget.tokens);
+  if (options_.prefill_chunk != 0) count = std::min(count, options_.prefill_chunk);
+  while (count > 0 && sequence.logit_rows(count) > budget.logit_rows) --count;
+  sequence.scheduled = static_cast<std::uint32_t>(count);
+  budget.tokens -= count;
+  budget.logit_rows -= sequence.logit_rows(count);
+}
+
+void Scheduler::schedule_prefills(Budget& budget) {
   for (auto& [id, sequence] : running_) {
-    if (budget == 0) return;
-    if (sequence->decodes()) continue;
-    sequence->scheduled = prefill_tokens(*sequence, budget);
-    budget -= sequence->scheduled;
+    if (budget.tokens == 0) return;
+    if (!sequence->decodes()) schedule_prefill(*sequence, budget);
   }
 }
 
-void Scheduler::admit(std::size_t& budget) {
-  while (budget > 0 && !waiting_.empty() && running_.size() < options_.max_num_seqs) {
+void Scheduler::admit(Budget& budget) {
+  while (budget.tokens > 0 && budget.logit_rows > 0 && !waiting_.empty() && running_.size() < options_.max_num_seqs) {
     Sequence& sequence = *waiting_.begin()->second;
     // Some room for those who already run, or the newcomer would be sent back at once.
     const std::size_t reserve = running_.empty() ? 0 : std::min(running_.size(), 1 + options_.num_blocks / 64);
@@ -118,8 +132,7 @@ void Scheduler::admit(std::size_t& budget) {
     num_cached_tokens_ += sequence.num_computed;
     sequence.prefill_length = sequence.tokens.size();
     sequence.admitted_length = sequence.tokens.size();
-    sequence.scheduled = prefill_tokens(sequence, budget);
-    budget -= sequence.scheduled;
+    schedule_prefill(sequence, budget);
     running_.insert(waiting_.extract(waiting_.begin()));
   }
 }
@@ -133,7 +146,9 @@ BlockContent Scheduler::content_of(const Sequence& sequence, std::size_t block) 
 
 void Scheduler::find_prefix(Sequence& sequence) {
   if (!options_.prefix_caching) return;
-  while ((sequence.num_shared + 1) * options_.block_size < sequence.tokens.size()) {
+  std::size_t most = sequence.tokens.size() - 1;  // positions that need not be computed
+  if (sequence.scored.begin < sequence.scored.end) most = std::min(most, sequence.scored.begin);
+  while ((sequence.num_shared + 1) * options_.block_size <= most) {
     const std::optional<std::uint32_t> block = blocks_.find(content_of(sequence, sequence.num_shared));
     if (!block) return;
     sequence.block_table.push_back(*block);
@@ -239,5 +254,6 @@ const Scheduler::Sequence& Scheduler::find(SequenceId id) const {
 
 const std::vector<TokenId>& Scheduler::tokens(SequenceId id) const { return find(id).tokens; }
 const std::vector<std::uint32_t>& Scheduler::block_table(SequenceId id) const { return find(id).block_table; }
+ScoredPositions Scheduler::scored(SequenceId id) const { return find(id).scored; }
 
 }  // namespace lockstep::engine

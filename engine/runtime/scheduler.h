@@ -20,9 +20,16 @@ struct SchedulerOptions {
   std::size_t prefill_chunk = 0;             // tokens that one sequence may prefill in one step; 0: as many as the step has room for
   std::size_t num_blocks = 0;                // of the KV cache
   std::size_t block_size = 16;               // tokens of a block
+  std::size_t max_logit_rows = 0;            // of one step; 0: no limit, else at least max_num_seqs where there is room for so many
   std::size_t window = 0;                    // where no layer sees more than so many positions back; 0: some layer sees all
   bool prefix_caching = false;               // blocks outlive their sequences, for others that begin with the same tokens
   std::size_t preempt_every = 0;  // test aid: every so many steps the youngest sequence with a token of its own is sent back; 0: never
+};
+
+/// Positions whose logits are wanted though they are not the last: those that score a prompt. None if begin == end.
+struct ScoredPositions {
+  std::size_t begin = 0;
+  std::size_t end = 0;
 };
 
 /// One piece of work of a step: compute these positions of a sequence.
@@ -43,7 +50,7 @@ struct ScheduledChunk {
 /// is the numeric contract's doing.
 ///
 /// With prefix caching a sequence starts behind the whole blocks of its beginning that are in the cache already. At least its last token is
-/// computed, since the next one is sampled from that.
+/// computed, since the next one is sampled from that, and so are all from its first scored position on.
 ///
 /// With a window, blocks that no query can see any more are given back, and prefix caching is off: a known beginning would have holes. Such
 /// an entry of a block table names some block that is not read.
@@ -57,7 +64,7 @@ class Scheduler {
   /// Takes in a sequence that will never have more than `max_length` tokens, the given ones included.
   /// @param prefix_group only sequences of one group share blocks (see BlockContent)
   /// @throws std::invalid_argument if it has no token, or if that many tokens can never be computed with this cache.
-  SequenceId add(std::vector<TokenId> tokens, std::size_t max_length, std::uint64_t prefix_group = 0);
+  SequenceId add(std::vector<TokenId> tokens, std::size_t max_length, std::uint64_t prefix_group = 0, ScoredPositions scored = {});
 
   /// Fills `chunks` with the next step's work, in row order. Empty only if there is no sequence.
   /// @throws std::logic_error if the previous step was not advanced.
@@ -75,6 +82,7 @@ class Scheduler {
 
   const std::vector<TokenId>& tokens(SequenceId sequence) const;
   const std::vector<std::uint32_t>& block_table(SequenceId sequence) const;
+  ScoredPositions scored(SequenceId sequence) const;
 
   std::size_t num_waiting() const { return waiting_.size(); }
   std::size_t num_running() const { return running_.size(); }
@@ -89,6 +97,7 @@ class Scheduler {
     std::vector<TokenId> tokens;
     std::size_t max_length = 0;
     std::uint64_t prefix_group = 0;
+    ScoredPositions scored;
     std::size_t num_computed = 0;     // positions in the cache
     std::size_t admitted_length = 0;  // tokens when it was last admitted
     std::size_t prefill_length = 0;   // positions below it are prefill; one at a time after it
@@ -98,6 +107,7 @@ class Scheduler {
     std::size_t num_shared = 0;  // first blocks of the table whose content is known to the allocator
     std::size_t remaining() const { return tokens.size() - num_computed; }
     bool decodes() const { return num_computed >= prefill_length; }
+    std::size_t logit_rows(std::size_t count) const;
   };
   using Queue = std::map<SequenceId, std::unique_ptr<Sequence>>;
 
@@ -109,10 +119,14 @@ class Scheduler {
   void release(Sequence& sequence);
   void preempt(Queue::iterator victim);
   void preempt_for_test();
-  void schedule_decodes(std::size_t& budget);
-  void schedule_prefills(std::size_t& budget);
-  void admit(std::size_t& budget);
-  std::uint32_t prefill_tokens(const Sequence& sequence, std::size_t budget) const;
+  struct Budget {  // what a step still has room for
+    std::size_t tokens = 0;
+    std::size_t logit_rows = 0;
+  };
+  void schedule_decodes(Budget& budget);
+  void schedule_prefills(Budget& budget);
+  void admit(Budget& budget);
+  void schedule_prefill(Sequence& sequence, Budget& budget) const;
   void list_chunks(std::vector<ScheduledChunk>& chunks) const;
 
   SchedulerOptions options_;

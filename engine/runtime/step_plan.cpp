@@ -11,7 +11,7 @@ namespace lockstep::engine {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "step plans are written as they lie in memory");
-static_assert(sizeof(device::StepBatch::Sequence) == 16 && std::is_trivially_copyable_v<device::StepBatch::Sequence>);
+static_assert(sizeof(device::StepBatch::Sequence) == 20 && std::is_trivially_copyable_v<device::StepBatch::Sequence>);
 static_assert(sizeof(RowWants) == 1);
 static_assert(sizeof(device::SelectionRow) == 32);
 static_assert(sizeof(device::LogitChange) == 16 && std::is_trivially_copyable_v<device::LogitChange>);
@@ -39,7 +39,7 @@ struct Header {
 static_assert(sizeof(Header) == 64 && std::is_trivially_copyable_v<Header>);
 
 std::uint64_t total_bytes(const Header& header) {
-  return sizeof(Header) + std::uint64_t{header.num_tokens} * 8 + std::uint64_t{header.num_sequences} * 16 +
+  return sizeof(Header) + std::uint64_t{header.num_tokens} * 8 + std::uint64_t{header.num_sequences} * sizeof(device::StepBatch::Sequence) +
          std::uint64_t{header.num_block_table_entries} * 4 + std::uint64_t{header.num_logit_rows} * 5 +
          std::uint64_t{header.num_selections} * sizeof(device::SelectionRow) +
          std::uint64_t{header.num_changes} * sizeof(device::LogitChange) + std::uint64_t{header.num_fetched} * 4 + header.reason_bytes;

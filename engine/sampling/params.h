@@ -1,11 +1,21 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace lockstep::engine {
+
+enum class EarlyStopping : std::uint8_t { kNo, kYes, kNever };
+
+/// Beam search in place of sampling (engine/sampling/beam_search.h).
+struct BeamParams {
+  std::uint32_t num_beams = 1;
+  float length_penalty = 1.0f;
+  EarlyStopping early_stopping = EarlyStopping::kNo;
+};
 
 /// What a request asks of the sampler. Defaults are the neutral values; request parsing applies generation_config's.
 struct SamplingParams {
@@ -27,6 +37,7 @@ struct SamplingParams {
   std::vector<std::string> stop;             // texts that end the generation; not part of the answer
   std::vector<std::int32_t> stop_token_ids;  // end it as EOS does
   std::int32_t logprobs = -1;                // -1: none; n: the sampled token's and the n best, from the unprocessed logits
+  std::optional<BeamParams> beams{};  // if present, only n (at most num_beams), max_tokens, ignore_eos and stop_token_ids matter beside it
   bool greedy() const { return temperature == 0.0f || top_k == 1; }
 };
 

@@ -151,13 +151,26 @@ bool Sampler::select(const SelectedRow& row, const SamplingParams& params, const
   }
   sample.token = static_cast<std::int32_t>(chosen);
   if (params.logprobs < 0) return true;
-  const double log_sum = static_cast<double>(row.maximum) + device::portable::log(row.log_mass);
   const auto found = std::find_if(row.candidates.begin(), row.candidates.end(), [&](const auto& entry) { return entry.id == chosen; });
-  sample.logprob = logprob_of(found->unchanged, log_sum);
-  const std::size_t num_top = std::min(static_cast<std::size_t>(params.logprobs), row.best.size());
-  for (const auto& entry : row.best.first(num_top)) {
-    sample.top.emplace_back(static_cast<std::int32_t>(entry.id), logprob_of(entry.unchanged, log_sum));
+  add_logprobs(row, found->unchanged, params.logprobs, sample);
+  return true;
+}
+
+Sample Sampler::score(std::span<const float> logits, std::int32_t token, std::int32_t count) {
+  Sample sample;
+  if (logits.empty() || !all_finite(logits)) {
+    sample.error = non_finite_error();
+    return sample;
   }
+  sample.token = token;
+  add_logprobs(logits, count, sample);
+  return sample;
+}
+
+bool Sampler::score(const SelectedRow& row, std::int32_t token, std::int32_t count, Sample& sample) {
+  if (!row.finite || row.candidates.empty() || row.candidates.front().id != static_cast<std::uint32_t>(token)) return false;
+  sample.token = token;
+  add_logprobs(row, row.candidates.front().unchanged, count, sample);
   return true;
 }
 
@@ -186,6 +199,14 @@ std::span<const float> Sampler::apply_changes(std::span<const float> logits, con
   processed_.assign(logits.begin(), logits.end());
   for (const LogitChange& change : row_changes_) processed_[change.id] = device::changed(processed_[change.id], change);
   return processed_;
+}
+
+void Sampler::add_logprobs(const SelectedRow& row, float chosen, std::int32_t count, Sample& sample) {
+  const double log_sum = static_cast<double>(row.maximum) + device::portable::log(row.log_mass);
+  sample.logprob = logprob_of(chosen, log_sum);
+  for (const auto& entry : row.best.first(std::min(static_cast<std::size_t>(count), row.best.size()))) {
+    sample.top.emplace_back(static_cast<std::int32_t>(entry.id), logprob_of(entry.unchanged, log_sum));
+  }
 }
 
 void Sampler::add_logprobs(std::span<const float> logits, std::int32_t count, Sample& sample) {

@@ -40,6 +40,11 @@ class Sampler {
   /// @return false: that is not enough, and `sample` is left alone; sample() with the row itself gives the answer.
   bool select(const SelectedRow& row, const SamplingParams& params, const SamplingContext& context, Sample& sample);
 
+  /// The log-probabilities of `token`, and of the `count` best, whatever would be sampled.
+  Sample score(std::span<const float> logits, std::int32_t token, std::int32_t count);
+  /// The same from what is known of the row, as scored_row() asked for it. @return false: that is not enough, as with select()
+  bool score(const SelectedRow& row, std::int32_t token, std::int32_t count, Sample& sample);
+
   /// The candidates that are left for the draw, with their probabilities, in their order. What sample() draws from; for tests and for those
   /// who look inside. Empty if the row is unusable.
   std::vector<std::pair<std::int32_t, double>> distribution(std::span<const float> logits, const SamplingParams& params,
@@ -48,6 +53,7 @@ class Sampler {
  private:
   std::span<const float> apply_changes(std::span<const float> logits, const SamplingParams& params, const SamplingContext& context);
   void add_logprobs(std::span<const float> logits, std::int32_t count, Sample& sample);
+  static void add_logprobs(const SelectedRow& row, float chosen, std::int32_t count, Sample& sample);
 
   CandidateOrder order_;
   LogitChanges changes_;

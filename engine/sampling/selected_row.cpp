@@ -6,6 +6,7 @@ namespace lockstep::engine {
 namespace {
 
 constexpr std::uint32_t kRoomForTies = 8;
+constexpr float kLift = 0x1p100f;  // above the logits of any model; where one is higher, the row is fetched
 
 }  // namespace
 
@@ -36,5 +37,16 @@ device::SelectionRow selection_row(const SamplingParams& params, std::span<const
   }
   return row;
 }
+
+device::SelectionRow scored_row(std::uint32_t num_best) {
+  device::SelectionRow row;
+  row.num_changes = 1;
+  row.num_candidates = 1;
+  row.num_best = num_best;
+  row.log_sum = device::LogSum::kOwn;
+  return row;
+}
+
+device::LogitChange lifted(std::uint32_t token) { return {.id = token, .bias = kLift}; }
 
 }  // namespace lockstep::engine

@@ -35,4 +35,9 @@ bool can_select(const SamplingParams& params);
 /// @param candidates  how many, if nothing else is known
 device::SelectionRow selection_row(const SamplingParams& params, std::span<const device::LogitChange> changes, std::uint32_t candidates);
 
+/// What to ask of a row for the log-probability of one token, and of the `num_best` best: the token, lifted above all others, is the first
+/// candidate, whichever rank has it, and comes with its logit as it is. `row` is the caller's to set, and `lifted(token)` its only change.
+device::SelectionRow scored_row(std::uint32_t num_best);
+device::LogitChange lifted(std::uint32_t token);
+
 }  // namespace lockstep::engine

@@ -8,7 +8,7 @@ namespace lockstep::text {
 
 /// What a value of tokenizer.ggml.pre stands for: a byte-level vocabulary's rules that are not in the file.
 struct PreTokenizerFamily {
-  std::string_view names;  // with a space after each
+  std::string_view names;  // with spaces between them
   std::array<const char*, 3>
       splits;  // expressions that cut the text one after the other, the rest null; matches and what is between them are pieces
   bool whole_words_first = false;

@@ -37,8 +37,14 @@ std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special) c
   return is_valid_utf8(bytes) ? bytes : to_valid_utf8(bytes, replacement_of(rules));
 }
 
-IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special)
-    : tokenizer_(&tokenizer), skip_special_(skip_special), rules_(tokenizer.text_rules()) {}
+IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special, std::span<const TokenId> before)
+    : tokenizer_(&tokenizer), skip_special_(skip_special), rules_(tokenizer.text_rules()) {
+  std::string dropped;
+  for (const TokenId id : before) {
+    if (rules_.leading_spaces_to_drop == 0 && !rules_.first_token_without_spaces) break;
+    append_token(dropped, tokenizer.bytes_of(id, !skip_special), rules_);
+  }
+}
 
 std::string IncrementalDetokenizer::append(TokenId id) {
   append_token(held_, tokenizer_->bytes_of(id, !skip_special_), rules_);

@@ -95,8 +95,9 @@ std::unique_ptr<Tokenizer> tokenizer_from_sentencepiece(const std::string& sourc
 /// U+FFFD at once.
 class IncrementalDetokenizer {
  public:
-  /// `tokenizer` outlives this object.
-  explicit IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special = true);
+  /// `tokenizer` outlives this object. `before`: tokens that the text goes on from, such as a prompt; a space that only the start of a
+  /// whole text loses is kept after them.
+  explicit IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special = true, std::span<const TokenId> before = {});
   /// The text that is certain now.
   std::string append(TokenId id);
   /// What is still held back, as U+FFFD.

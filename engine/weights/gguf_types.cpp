@@ -34,4 +34,9 @@ GgufTensorType gguf_tensor_type(std::uint32_t number) {
   return {std::string(row->name), row->block_size, row->block_bytes, device::dtype_from_name(row->name)};
 }
 
+std::uint32_t gguf_type_number(device::DType dtype) {
+  const std::string_view name = device::info(dtype).name;
+  return std::find_if(kTypes.begin(), kTypes.end(), [&](const Row& candidate) { return candidate.name == name; })->number;
+}
+
 }  // namespace lockstep::engine

@@ -17,5 +17,7 @@ struct GgufTensorType {
 };
 
 GgufTensorType gguf_tensor_type(std::uint32_t number);
+/// The other way round.
+std::uint32_t gguf_type_number(device::DType dtype);
 
 }  // namespace lockstep::engine

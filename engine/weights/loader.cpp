@@ -27,6 +27,10 @@ void convert(std::span<const float> values, device::DType dtype, std::span<std::
   }
 }
 
+std::string stored_name_of(const Family& family, const ModelSpec& spec, const parallel::TensorDecl& decl) {
+  return stored_name(family, spec, decl.stored.name.empty() ? decl.name : decl.stored.name);
+}
+
 class ShardLoader {
  public:
   ShardLoader(const parallel::RankGraph& graph, const ModelSpec& spec, const WeightSource& source)
@@ -64,18 +68,22 @@ class ShardLoader {
   void read_vector(const WeightPiece& piece, std::span<float> to) const {
     const parallel::TensorDecl& decl = graph_.tensors[piece.tensor];
     const StoredTensor& stored = find(decl);
-    std::vector<std::byte> bytes(device::row_bytes(stored.dtype, decl.columns));
-    source_.read_rows(stored, 0, 1, 0, decl.columns, bytes);
-    std::vector<float> all(decl.columns);
+    const std::size_t stored_size = stored.rows() * stored.columns();
+    std::vector<std::byte> bytes(stored.bytes);
+    source_.read(stored, 0, bytes);
+    std::vector<float> all(stored_size);
     device::dequantise(stored.dtype, bytes, all);
-    for (std::size_t i = 0; i < piece.columns.size(); ++i) {
-      const std::size_t element = piece.columns.begin + i;
-      to[i] = all[decl.rotary_rows ? stored_row_of(spec_, element) : element];
-    }
+    for (std::size_t i = 0; i < piece.columns.size(); ++i) to[i] = all.at(stored_row(decl, piece.columns.begin + i)) + decl.offset;
   }
 
  private:
-  const StoredTensor& find(const parallel::TensorDecl& decl) const { return *source_.find(stored_name(family_, spec_.naming, decl.name)); }
+  const StoredTensor& find(const parallel::TensorDecl& decl) const { return *source_.find(stored_name_of(family_, spec_, decl)); }
+
+  bool is_permuted(const parallel::TensorDecl& decl) const { return spec_.rotary_pairs_interleaved && decl.rotary_rows; }
+
+  std::size_t stored_row(const parallel::TensorDecl& decl, std::size_t row) const {
+    return decl.stored.row(is_permuted(decl) ? stored_row_of(spec_, row) : row);
+  }
 
   void read_piece(const WeightPiece& piece, device::DType dtype, Range rows, std::span<std::byte> to) const {
     const StoredTensor& stored = find(graph_.tensors[piece.tensor]);
@@ -104,20 +112,48 @@ class ShardLoader {
     source_.read_rows(stored, first_row, num_rows, piece.columns.begin, piece.columns.size(), to);
   }
 
-  /// Rows in this program's order, which in some files differs from the stored one within a head.
+  /// Rows in this program's order, which in some files differs from the stored one.
   void read_ordered(const WeightPiece& piece, const StoredTensor& stored, Range rows, std::span<std::byte> to) const {
-    if (!spec_.rotary_pairs_interleaved || !graph_.tensors[piece.tensor].rotary_rows) {
-      read_stored(piece, stored, rows.begin, rows.size(), to);
-      return;
+    const parallel::TensorDecl& decl = graph_.tensors[piece.tensor];
+    if (decl.stored.transposed) return read_transposed(piece, stored, rows, to);
+    if (is_permuted(decl)) return read_by_head(piece, stored, rows, to);
+    const std::size_t bytes = device::covering_bytes(stored.dtype, piece.columns.begin, piece.columns.size());
+    for (std::size_t row = rows.begin; row < rows.end;) {  // as many at a time as stand together
+      std::size_t end = row + 1;
+      while (end < rows.end && decl.stored.row(end) == decl.stored.row(row) + end - row) ++end;
+      read_stored(piece, stored, decl.stored.row(row), end - row, to.subspan((row - rows.begin) * bytes, (end - row) * bytes));
+      row = end;
     }
+  }
+
+  /// Rows that stand in another order within each head: a head at a time.
+  void read_by_head(const WeightPiece& piece, const StoredTensor& stored, Range rows, std::span<std::byte> to) const {
+    const parallel::TensorDecl& decl = graph_.tensors[piece.tensor];
     const std::size_t bytes = device::covering_bytes(stored.dtype, piece.columns.begin, piece.columns.size());
     std::vector<std::byte> head(spec_.head_dim * bytes);
     std::size_t loaded = rows.end;  // no head yet
     for (std::size_t row = rows.begin; row < rows.end; ++row) {
       const std::size_t first = row - row % spec_.head_dim;
-      if (loaded != first) read_stored(piece, stored, first, spec_.head_dim, head);
+      if (loaded != first) read_stored(piece, stored, decl.stored.row(first), spec_.head_dim, head);
       loaded = first;
       std::memcpy(&to[(row - rows.begin) * bytes], &head[(stored_row_of(spec_, row) - first) * bytes], bytes);
+    }
+  }
+
+  /// Rows that are columns of the stored matrix.
+  void read_transposed(const WeightPiece& piece, const StoredTensor& stored, Range rows, std::span<std::byte> to) const {
+    const parallel::TensorDecl& decl = graph_.tensors[piece.tensor];
+    const std::size_t size = device::info(stored.dtype).block_bytes, columns = piece.columns.size();
+    std::size_t low = SIZE_MAX, high = 0;
+    for (std::size_t row = rows.begin; row < rows.end; ++row) {
+      low = std::min(low, stored_row(decl, row));
+      high = std::max(high, stored_row(decl, row) + 1);
+    }
+    std::vector<std::byte> line((high - low) * size);
+    for (std::size_t column = 0; column < columns; ++column) {
+      source_.read_rows(stored, decl.stored.first_column + piece.columns.begin + column, 1, low, high - low, line);
+      for (std::size_t row = rows.begin; row < rows.end; ++row)
+        std::memcpy(&to[((row - rows.begin) * columns + column) * size], &line[(stored_row(decl, row) - low) * size], size);
     }
   }
 
@@ -133,12 +169,23 @@ class ShardLoader {
 void bind_tensors(parallel::Graph& graph, const ModelSpec& spec, const WeightSource& source, std::optional<device::DType> dtype) {
   const Family& family = family_of(spec.architecture);
   for (parallel::TensorDecl& tensor : graph.tensors) {
-    const std::array<std::size_t, 2> shape{tensor.rows, tensor.columns};
-    const auto wanted = std::span(shape).subspan(tensor.is_vector() ? 1 : 0);
-    const StoredTensor& stored = source.require(stored_name(family, spec.naming, tensor.name), wanted);
+    const std::array<std::size_t, 2> own_shape{tensor.rows, tensor.columns};
+    const bool is_part = !tensor.stored.name.empty();
+    const std::span<const std::size_t> wanted =
+        is_part ? std::span<const std::size_t>(tensor.stored.shape) : std::span(own_shape).subspan(tensor.is_vector() ? 1 : 0);
+    const StoredTensor& stored = source.require(stored_name_of(family, spec, tensor), wanted);
+    const bool in_blocks = device::info(stored.dtype).block_quantised();
+    if (is_part && stored.packed) {
+      throw std::runtime_error(spec.source + ": tensor " + stored.name +
+                               " is quantised and holds several projections, or is stored [in, out]; " + "that is not supported");
+    }
+    if (in_blocks && tensor.stored.transposed) {
+      throw std::runtime_error(spec.source + ": tensor " + stored.name + " is stored as " + std::string(device::info(stored.dtype).name) +
+                               ", [in, out], which cannot be cut");
+    }
     const bool row_parallel =
         tensor.shard == parallel::ShardKind::kAttentionColumns || tensor.shard == parallel::ShardKind::kFeedForwardColumns;
-    if (row_parallel && device::info(stored.dtype).block_quantised()) graph.dims.block_quantised = true;
+    if (row_parallel && in_blocks) graph.dims.block_quantised = true;
     tensor.dtype = tensor.is_vector() ? device::DType::kF32 : dtype.value_or(stored.load_dtype.value_or(stored.dtype));
   }
 }

@@ -14,6 +14,8 @@ struct Case {
   std::size_t heads, kv_heads, head_dim, block_size;
   DType dtype;
   std::uint32_t window;
+  float soft_cap = 0.0f;
+  bool sloped = false;
 };
 
 /// A few sequences, as steps of them: prompts of different lengths in chunks, then tokens one at a time. What is computed for a token must
@@ -34,6 +36,8 @@ struct Scene {
     for (std::size_t head = 0; head < c.heads; ++head) spec.kv_head_of.push_back(static_cast<std::uint32_t>(head * c.kv_heads / c.heads));
     spec.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
     spec.window = c.window;
+    spec.soft_cap = c.soft_cap;
+    for (std::size_t head = 0; c.sloped && head < c.heads; ++head) spec.slopes.push_back(std::ldexp(1.0f, -1 - static_cast<int>(head)));
     for (std::size_t i = 0; i < lengths.size(); ++i)
       rows.push_back(random_floats(lengths[i] * columns(), static_cast<std::uint32_t>(100 + i), 2.0f));
     const std::size_t half = c.head_dim / 4 * 2 / 2;  // rotate about half of the dims
@@ -130,7 +134,10 @@ std::vector<float> attention_of(const Scene& scene, std::size_t sequence) {
         for (std::size_t d = 0; d < c.head_dim; ++d) {
           score += double{rows[t * columns + head * c.head_dim + d]} * double{rows[key * columns + (c.heads + kv) * c.head_dim + d]};
         }
-        weights.push_back(score * double{scene.spec.scale});
+        score *= double{scene.spec.scale};
+        if (c.soft_cap != 0.0f) score = double{c.soft_cap} * std::tanh(score / double{c.soft_cap});
+        if (c.sloped) score += double{scene.spec.slopes[head]} * static_cast<double>(key);
+        weights.push_back(score);
         highest = std::max(highest, weights.back());
       }
       for (std::size_t key = first; key <= t; ++key) {
@@ -146,9 +153,16 @@ std::vector<float> attention_of(const Scene& scene, std::size_t sequence) {
 }
 
 const std::vector<Case>& cases() {
-  static const std::vector<Case> all{{9, 3, 64, 16, DType::kF16, 0},   {4, 4, 20, 32, DType::kF32, 0}, {6, 2, 16, 48, DType::kBF16, 0},
-                                     {5, 1, 80, 16, DType::kF16, 70},  {2, 1, 8, 64, DType::kF32, 5},  {2, 2, 128, 16, DType::kF32, 0},
-                                     {16, 1, 32, 80, DType::kF16, 200}};
+  static const std::vector<Case> all{{9, 3, 64, 16, DType::kF16, 0},
+                                     {4, 4, 20, 32, DType::kF32, 0},
+                                     {6, 2, 16, 48, DType::kBF16, 0},
+                                     {5, 1, 80, 16, DType::kF16, 70},
+                                     {2, 1, 8, 64, DType::kF32, 5},
+                                     {2, 2, 128, 16, DType::kF32, 0},
+                                     {16, 1, 32, 80, DType::kF16, 200},
+                                     {6, 2, 24, 16, DType::kF32, 0, 2.5f, false},
+                                     {4, 4, 16, 32, DType::kBF16, 33, 0.0f, true},
+                                     {3, 1, 40, 16, DType::kF16, 90, 4.0f, true}};
   return all;
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "engine/model/hf_config.h"
+#include "engine/model/registry.h"
 #include "engine/weights/quantisation.h"
 
 using namespace lockstep;
@@ -17,8 +18,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     spec = engine::spec_from_hf_config(text, "fuzz");
     const bool sane = spec.num_heads > 0 && spec.num_kv_heads > 0 && spec.num_heads % spec.num_kv_heads == 0 && spec.head_dim > 0 &&
-                      spec.rms_norm_eps > 0.0f;
+                      spec.norm.eps > 0.0f;
     if (!sane) std::abort();
+    if (spec.num_layers <= 8 && spec.experts.count <= 16) (void)engine::family_of(spec.architecture).build(spec);
   } catch (const std::exception&) {
   }
   try {

@@ -41,19 +41,31 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (line.error) throw *line.error;
     const PreparedRequest prepared = prepare_request(line.request, key.line_number, {tokenizer, render, 0, 256, 1});
     require(!prepared.requests.empty());
-    AnswerRequest request{key, line.custom_id, line.request.endpoint, line.request.model, line.request.seed, {}, line.request.sampling.n,
-                          true};
+    AnswerRequest request{key,
+                          line.custom_id,
+                          line.request.endpoint,
+                          line.request.model,
+                          line.request.seed,
+                          {},
+                          line.request.sampling.n,
+                          true,
+                          prepared.echoes,
+                          line.request.sampling.beams.has_value()};
     std::vector<Completion> completions;
     for (const Request& one : prepared.requests) {
-      require(!one.prompt.empty() && one.prompt.size() < 256);
-      require(one.sampling.max_tokens > 0 && one.sampling.max_tokens + one.prompt.size() <= 256);
+      const bool only_scored = one.first_scored != 0 && one.sampling.max_tokens == 0;
+      require(!one.prompt.empty() && one.prompt.size() < (only_scored ? 258u : 256u));
+      require(only_scored || one.sampling.max_tokens + one.prompt.size() <= 256);
+      require(one.sampling.max_tokens > 0 || line.request.echo);
+      require(!one.sampling.beams || (one.sampling.beams->num_beams >= one.sampling.n && one.first_scored == 0));
       require(one.sampling.temperature >= 0 && one.sampling.top_p >= 0 && one.sampling.n >= 1);
       for (const TokenId id : one.prompt) require(id >= 0 && static_cast<std::size_t>(id) < tokenizer.vocab_size());
       request.seeds.push_back(one.sampling.seed);
       Choice choice;
       choice.tokens = one.prompt;
       for (const TokenId id : one.prompt) choice.logprobs.push_back({id, -1.0f, {{id, -1.0f}}});
-      completions.push_back({0, {choice}, one.prompt.size(), 0});
+      completions.push_back({0, {choice}, one.prompt.size(), 0, {}});
+      if (one.first_scored != 0) completions.back().prompt_logprobs = choice.logprobs;
     }
     check_answer(completed_answer(request, completions, {tokenizer, 0, "m", "f"}), key);
   } catch (const RequestError& error) {

@@ -97,6 +97,45 @@ TEST(Includes, AnArrowThatPointsUpIsFound) {
   EXPECT_THAT(wrong_includes("launcher/a.h", "launcher", "#include \"device/device.h\"\n#include \"launcher/cli.h\"\n"), IsEmpty());
 }
 
+/// The families' names in engine/model: what stands there as `.architecture = "NAME"`.
+std::set<std::string> architecture_names() {
+  static const std::regex member(R"re(\.architecture = "([a-z0-9_]+)")re");
+  std::set<std::string> names;
+  for (const fs::path& path : files_below(kRoot / "engine" / "model")) {
+    const std::string text = contents(path);
+    for (auto found = std::sregex_iterator(text.begin(), text.end(), member); found != std::sregex_iterator(); ++found)
+      names.insert((*found)[1]);
+  }
+  return names;
+}
+
+/// String literals of a source that are the name of a family.
+std::vector<std::string> named_architectures(const std::string& text, const std::set<std::string>& names) {
+  static const std::regex literal(R"re("([a-z0-9_]+)")re");
+  std::vector<std::string> found;
+  for (auto match = std::sregex_iterator(text.begin(), text.end(), literal); match != std::sregex_iterator(); ++match) {
+    if (names.contains((*match)[1])) found.push_back((*match)[1]);
+  }
+  return found;
+}
+
+/// A family is data: nothing outside engine/model asks which it is. (engine/text knows the names of kinds of tokenizers.)
+TEST(Architectures, AreNamedInEngineModelOnly) {
+  const std::set<std::string> names = architecture_names();
+  EXPECT_GT(names.size(), 10u);
+  std::map<std::string, std::vector<std::string>> found;
+  for (const std::string_view room : kRooms) {
+    for (const fs::path& path : files_below(kRoot / room)) {
+      const std::string name = fs::relative(path, kRoot).string();
+      if (!is_source(path) || name.starts_with("engine/model/") || name.starts_with("engine/text/")) continue;
+      std::vector<std::string> named = named_architectures(contents(path), names);
+      if (!named.empty()) found[name] = std::move(named);
+    }
+  }
+  EXPECT_THAT(found, IsEmpty());
+  EXPECT_THAT(named_architectures("if (spec.architecture == \"llama\") x = \"llamas\";", {"llama"}), ElementsAre("llama"));
+}
+
 TEST(Rooms, EachHasAPage) {
   for (const std::string_view room : kRooms) EXPECT_TRUE(fs::exists(kRoot / room / "README.md")) << room;
 }

@@ -49,6 +49,7 @@ const std::map<std::string, Example>& examples() {
   static const std::map<std::string, Example> table = {
       {"model", {"a.gguf", "'a.gguf'"}},
       {"dtype", {"float32", "'float32'"}},
+      {"activation-dtype", {"float32", "'float32'"}},
       {"kv-cache-dtype", {"bfloat16", "'bfloat16'"}},
       {"max-model-len", {"4096", "4096"}},
       {"max-num-seqs", {"3", "3"}},
@@ -90,6 +91,7 @@ const std::map<std::string, Example>& examples() {
       {"dump-logits", {"l.safetensors", "'l.safetensors'"}},
       {"dump-hidden", {"h.safetensors", "'h.safetensors'"}},
       {"rank", {"1", "1"}},
+      {"type", {"Q4_K", "'Q4_K'"}},
       {"input-len", {"7", "7"}},
       {"output-len", {"8", "8"}},
       {"num-prompts", {"9", "9"}},
@@ -97,6 +99,9 @@ const std::map<std::string, Example>& examples() {
       {"batch-size", {"4", "4"}},
       {"warmup", {"0", "0"}},
       {"iterations", {"1", "1"}},
+      {"perplexity", {"t.txt", "'t.txt'"}},
+      {"window", {"64", "64"}},
+      {"stride", {"32", "32"}},
       {"debug-preempt-every", {"5", "5"}},
   };
   return table;
@@ -105,6 +110,10 @@ const std::map<std::string, Example>& examples() {
 /// Arguments that a run of the option's subcommand needs besides it.
 Arguments runnable(const Option& option) {
   Arguments arguments = {std::string(subcommand_name(option.used_by.front()))};
+  if (option.used_by.front() == Subcommand::kQuantize) {
+    arguments.insert(arguments.end(), {"in.gguf", "out.gguf"});
+    return arguments;
+  }
   const auto need = [&](const std::string& name, const std::string& value) {
     if (option.name != name) arguments.insert(arguments.end(), {"--" + name, value});
   };
@@ -115,6 +124,7 @@ Arguments runnable(const Option& option) {
     if (option.name == "retry-errors") arguments.push_back("--resume");
   }
   if (option.used_by.front() == Subcommand::kGenerate && option.name != "prompt-ids") need("prompt", "p");
+  if (option.used_by.front() == Subcommand::kScore) need("perplexity", "t");
   if (option.name == "system") arguments.push_back("--chat");
   if (option.name == "rank") arguments.insert(arguments.end(), {"-tp", "2"});
   return arguments;
@@ -142,7 +152,7 @@ TEST(CommandLine, EveryOptionMeansTheSameAsFlagAndInAFile) {
     EXPECT_EQ(from_flag, from_file);
     RunConfig defaults;
     if (option.name != "model" && option.name != "input-file" && option.name != "output-file" &&
-        !(option.name == "prompt" || option.name == "prompt-ids")) {
+        !(option.name == "prompt" || option.name == "prompt-ids" || option.name == "perplexity")) {
       defaults = parse(without).config;
     }
     EXPECT_FALSE(from_flag == defaults) << "the option changes nothing";
@@ -178,6 +188,21 @@ TEST(CommandLine, KeepsValuesAsTheyAre) {
   EXPECT_EQ(parse({"generate", "-m", "m", "--prompt=--a_b"}).config.prompt, "--a_b");
   EXPECT_EQ(parse({"generate", "-m", "m", "--prompt", "p", "--stop", "[a,b]", "--stop", ""}).config.stop,
             (std::vector<std::string>{"[a,b]", ""}));
+}
+
+TEST(CommandLine, QuantizeTakesTwoFilesAndAType) {
+  const RunConfig config = parse({"quantize", "in.gguf", "out.gguf", "--type", "Q4_K", "--threads", "3", "--overwrite"}).config;
+  EXPECT_EQ(config.subcommand, Subcommand::kQuantize);
+  EXPECT_EQ(config.model, "in.gguf");
+  EXPECT_EQ(config.quantize_output, "out.gguf");
+  EXPECT_EQ(config.type, "Q4_K");
+  EXPECT_EQ(config.threads, 3);
+  EXPECT_TRUE(config.overwrite);
+  EXPECT_EQ(parse({"quantize", "--type=F16", "folder", "out.gguf"}).config.model, "folder");
+  EXPECT_THAT(refusal({"quantize", "in.gguf"}), HasSubstr("lockstep quantize IN OUT"));
+  EXPECT_THAT(refusal({"quantize", "a", "b", "c"}), HasSubstr("'c' is not a flag"));
+  EXPECT_THAT(refusal({"quantize", "a", "b", "--type", "Q3_K"}), HasSubstr("'Q3_K' is none of F16, Q8_0, Q4_0, Q4_K, Q6_K"));
+  EXPECT_THAT(refusal({"quantize", "a", "b", "--seed", "1"}), HasSubstr("--seed is not for lockstep quantize"));
 }
 
 TEST(CommandLine, TheLastUseOfAFlagCounts) { EXPECT_EQ(parse({"inspect", "-m", "a", "-m", "b"}).config.model, "b"); }
@@ -246,6 +271,24 @@ TEST(CommandLine, ShowsHelpAndVersion) {
   EXPECT_THAT(help, HasSubstr("--tensor-parallel-size"));
   EXPECT_THAT(help, testing::Not(HasSubstr("debug-preempt-every")));
   EXPECT_TRUE(parse({"--version"}).version);
+}
+
+TEST(CommandLine, ScoreMeasuresATextOrAnswersRequests) {
+  const auto score = [](Arguments more) {
+    Arguments arguments = {"score", "-m", "m"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return refusal(arguments);
+  };
+  EXPECT_EQ(score({"--perplexity", "t", "--window", "8", "--stride", "8"}), "(accepted)");
+  EXPECT_EQ(score({"-i", "i", "-o", "o", "--overwrite", "--bare-text"}), "(accepted)");
+  EXPECT_THAT(score({}), HasSubstr("give --perplexity, or --input-file and --output-file"));
+  EXPECT_THAT(score({"-i", "i"}), HasSubstr("--output-file is missing"));
+  EXPECT_THAT(score({"-o", "o"}), HasSubstr("--input-file is missing"));
+  EXPECT_THAT(score({"-i", "i", "-o", "o", "--perplexity", "t"}), HasSubstr("one at a time"));
+  EXPECT_THAT(score({"-i", "i", "-o", "o", "--window", "9"}), HasSubstr("need --perplexity"));
+  EXPECT_THAT(score({"--perplexity", "t", "--window", "1"}), HasSubstr("scores nothing"));
+  EXPECT_THAT(score({"--perplexity", "t", "--window", "8", "--stride", "9"}), HasSubstr("leaves tokens out"));
+  EXPECT_THAT(score({"--perplexity", "t", "--resume"}), HasSubstr("--resume is not for lockstep score"));
 }
 
 TEST(CommandLine, BenchCommNeedsNoModel) {

@@ -16,7 +16,14 @@ struct Shape {
   DType cache;
   std::uint32_t window;
   KvQuantisation quantised = KvQuantisation::kNone;
+  float soft_cap = 0.0f;
+  bool sloped = false;
 
+  std::vector<float> slopes() const {
+    std::vector<float> all;
+    for (std::size_t head = 0; sloped && head < heads; ++head) all.push_back(std::ldexp(1.0f, -1 - static_cast<int>(head)));
+    return all;
+  }
   std::size_t kv_heads() const { return (heads - 1 + offset) / group + 1; }
   std::size_t columns() const { return (heads + 2 * kv_heads()) * head_dim; }
   std::size_t half() const { return head_dim / 4; }  // about half of the dims are rotated
@@ -164,6 +171,8 @@ inline Outputs run_on_cpu(const Scene& scene, Device& device) {
   }
   spec.scale = scene.scale();
   spec.window = scene.shape.window;
+  spec.soft_cap = scene.shape.soft_cap;
+  spec.slopes = scene.shape.slopes();
   const auto cache = device.allocate_kv_cache(
       {2, scene.num_blocks(), scene.shape.block_size, scene.shape.kv_heads(), scene.shape.head_dim, scene.shape.cache});
   const RotaryTable table{scene.cosines, scene.sines, 2 * scene.shape.half()};
@@ -195,6 +204,8 @@ inline Outputs run_on_gpu(const Scene& scene, Activation type, const Steps& step
                           .max_sequence_blocks = scene.blocks_of(std::max<std::size_t>(longest, steps.max_context))};
   const DeviceMemory scratch(attention_scratch_bytes(scene.heads(), limits, scene.shape.block_size, steps.multiprocessors), "scratch");
   if (scratch.size_bytes() != 0) check(cudaMemset(scratch.data(), 0, scratch.size_bytes()), "clearing scratch");
+  const DeviceMemory slopes = to_device(scene.shape.slopes());
+  const ScoreBend bend{.soft_cap = scene.shape.soft_cap, .slopes = scene.shape.sloped ? slopes.as<float>() : nullptr};
   Outputs outputs(scene.lengths.size());
   std::vector<std::size_t> done(scene.lengths.size(), 0);
   for (;;) {
@@ -205,7 +216,8 @@ inline Outputs run_on_gpu(const Scene& scene, Activation type, const Steps& step
     const DeviceRows qkv = upload_rows(cut.qkv, scene.shape.columns()), out = make_rows(type, step.view.num_tokens, columns);
     check(cudaMemset(out.rows.data, 0xFF, out.memory.size_bytes()), "filling the output");
     rotate_and_append(stream.launch(), qkv.rows, step.view, scene.heads(), rotary, cache, 1);
-    attention(stream.launch(), qkv.rows, step.view, scene.heads(), scene.scale(), scene.shape.window, cache, 1, scratch.data(), out.rows);
+    attention(stream.launch(), qkv.rows, step.view, scene.heads(), scene.scale(), scene.shape.window, cache, 1, scratch.data(), out.rows,
+              bend);
     stream.synchronize();
     append_outputs(cut, out.values(), columns, outputs);
   }
@@ -274,7 +286,10 @@ inline Outputs attention_in_double(const Scene& scene, Activation type) {
           for (std::size_t d = 0; d < dim; ++d) {
             score += double{rows[t * columns + head * dim + d]} * double{rows[key * columns + (shape.heads + kv) * dim + d]};
           }
-          scores.push_back(score * double{scene.scale()});
+          score *= double{scene.scale()};
+          if (shape.soft_cap != 0.0f) score = double{shape.soft_cap} * std::tanh(score / double{shape.soft_cap});
+          if (shape.sloped) score += double{shape.slopes()[head]} * static_cast<double>(key);
+          scores.push_back(score);
           highest = std::max(highest, scores.back());
         }
         for (std::size_t key = first; key <= t; ++key) {

@@ -41,7 +41,10 @@ TEST_F(CudaAttention, InFloat32HasTheBitsOfTheCpuDevice) {
   for (const Shape& shape :
        {Shape{8, 4, 0, 64, 16, DType::kF32, 0}, Shape{3, 1, 0, 20, 32, DType::kF16, 0}, Shape{6, 3, 0, 16, 48, DType::kBF16, 33},
         Shape{5, 5, 0, 80, 16, DType::kF16, 70}, Shape{5, 4, 2, 8, 16, DType::kF32, 5}, Shape{2, 1, 0, 128, 32, DType::kF32, 0},
-        Shape{20, 20, 0, 7, 16, DType::kBF16, 0}, Shape{1, 1, 0, 256, 16, DType::kF16, 0}}) {
+        Shape{20, 20, 0, 7, 16, DType::kBF16, 0}, Shape{1, 1, 0, 256, 16, DType::kF16, 0},
+        Shape{6, 3, 0, 16, 16, DType::kF32, 0, KvQuantisation::kNone, 2.5f},
+        Shape{3, 1, 0, 24, 32, DType::kF32, 40, KvQuantisation::kNone, 0.0f, true},
+        Shape{5, 4, 2, 20, 16, DType::kF16, 0, KvQuantisation::kNone, 4.0f, true}}) {
     const Scene scene(shape, {1, 70, 150});
     const Outputs expected = run_on_cpu(scene, *cpu);
     expect_equal(run_on_gpu(scene, Activation::kFloat32, {.pads = 1}), expected, shape.name());
@@ -84,6 +87,19 @@ TEST_F(CudaAttention, In16BitsIsNearTheFormulaInDoublePrecision) {
       const Outputs found = run_on_gpu(scene, type, {}), expected = attention_in_double(scene, type);
       EXPECT_LE(largest_difference(found, expected), 2 * unit) << shape.name();
     }
+  }
+}
+
+TEST_F(CudaAttention, In16BitsWithCapsAndSlopesIsNearTheFormulaAndDependsOnlyOnTheSequence) {
+  for (const Shape& shape : {Shape{4, 2, 0, 64, 16, DType::kBF16, 0, KvQuantisation::kNone, 2.5f},
+                             Shape{3, 3, 0, 24, 32, DType::kBF16, 70, KvQuantisation::kNone, 0.0f, true},
+                             Shape{18, 18, 0, 16, 16, DType::kBF16, 0, KvQuantisation::kNone, 4.0f, true}}) {
+    const Scene scene(shape, {3, 200});
+    const Outputs found = run_on_gpu(scene, Activation::kBFloat16, {});
+    EXPECT_LE(largest_difference(found, attention_in_double(scene, Activation::kBFloat16)), 2 * 0x1p-8f) << shape.name();
+    expect_equal(run_on_gpu(scene, Activation::kBFloat16, {.prefill = 63, .chunk = 64, .pads = 2}), found, shape.name());
+    expect_equal(run_on_gpu(scene, Activation::kBFloat16, {.prefill = 195, .chunk = 1, .multiprocessors = kManyMultiprocessors}), found,
+                 shape.name());
   }
 }
 

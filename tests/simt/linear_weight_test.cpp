@@ -147,6 +147,26 @@ TEST_F(CudaWeightTest, ANullTableEmbedsZeros) {
   EXPECT_TRUE(same_bytes(run_embed(gpu, nullptr, 7, {0, 7, -1}, 40), std::vector<float>(3 * 40)));
 }
 
+TEST_F(CudaWeightTest, TypesWithoutKernelsAreBfloat16FromTheStart) {
+  for (const DType dtype : {DType::kQ5_0, DType::kQ5_1, DType::kQ2_K, DType::kQ3_K, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K,
+                            DType::kIQ4_NL, DType::kIQ4_XS, DType::kMXFP4}) {
+    const std::size_t rows = 40, columns = 192, first_column = info(dtype).block_size > 32 ? 160 : 0;  // a shard cut inside super-blocks
+    const StoredWeight w = reference::make_weight(dtype, rows, columns, reference::make_leaves(dtype, columns, 3), 5, first_column);
+    StoredWeight rounded{{"rounded", DType::kBF16, rows, columns, w.spec.leaves}, {}};
+    for (std::size_t row = 0; row < rows; ++row) {
+      for (const float value : reference::expanded_row(w, row).values) {
+        const std::uint16_t bits = float_to_bfloat16(value);
+        const std::byte* bytes = reinterpret_cast<const std::byte*>(&bits);
+        rounded.bytes.insert(rounded.bytes.end(), bytes, bytes + 2);
+      }
+    }
+    const Gpu gpu;
+    const auto weight = load_cuda_weight(w.spec, w.reader()), plain = load_cuda_weight(rounded.spec, rounded.reader());
+    const std::vector<float> x = reference::random_floats(5 * columns, 6);
+    EXPECT_TRUE(same_bytes(run_linear(gpu, *weight, x, 5), run_linear(gpu, *plain, x, 5))) << info(dtype).name;
+  }
+}
+
 TEST_F(CudaWeightTest, PassesOnWhatTheReaderThrows) {
   const StoredWeight w = reference::make_weight(DType::kF16, 100, 64, reference::make_leaves(DType::kF16, 64, 1), 1);
   const auto fail = [](std::size_t, std::size_t, std::span<std::byte>) { throw std::runtime_error("short file"); };

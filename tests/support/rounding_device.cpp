@@ -64,6 +64,29 @@ class RoundingDevice final : public Device {
     inside_->activate(function, x, num_rows, plain(out));
     round(out, num_rows);
   }
+  void add_positions(const Weight& table, std::size_t offset, const Matrix& x) override { inside_->add_positions(table, offset, x); }
+  void scale(const Matrix& x, std::size_t num_rows, float factor) override { inside_->scale(x, num_rows, factor); }
+  void soft_cap(const Matrix& x, std::size_t num_rows, float cap) override { inside_->soft_cap(x, num_rows, cap); }
+  void gate_rows(const Matrix& x, std::size_t num_rows, const Matrix& gates) override { inside_->gate_rows(x, num_rows, gates); }
+  void norm_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                  const Norm& norm) override {
+    inside_->norm_heads(x, num_rows, first_column, num_heads, head_dim, norm);
+  }
+  void square_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
+                    const Matrix& out) override {
+    inside_->square_heads(x, num_rows, first_column, num_heads, head_dim, out);
+  }
+  void norm_by_square(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_columns, const Matrix& squares,
+                      std::size_t norm_columns, const float* weight, float eps) override {
+    inside_->norm_by_square(x, num_rows, first_column, num_columns, squares, norm_columns, weight, eps);
+  }
+  void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) override {
+    inside_->route(logits, num_rows, routing, out);
+  }
+  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, Nonlinearity function,
+               std::span<const Leaf> leaves, const Matrix& out) override {
+    inside_->experts(plain(h), num_rows, routing, experts, function, leaves, out);
+  }
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
     const float* from = static_cast<const float*>(x.data);
     std::copy_n(from, num_rows * x.columns, static_cast<float*>(out.data));

@@ -59,11 +59,28 @@ void put_block(std::string& out, DType dtype, std::span<const float> values) {
   for (std::size_t i = 0; i < 16; ++i) put(out, static_cast<std::uint8_t>(nibble(values[i]) | (nibble(values[i + 16]) << 4)));
 }
 
-void put_values(std::string& out, DType dtype, std::span<const float> values) {
-  if (device::info(dtype).block_quantised()) {
-    for (std::size_t i = 0; i < values.size(); i += 32) put_block(out, dtype, values.subspan(i, 32));
-    return;
+/// A super-block of Q4_K, Q5_K or Q6_K of random bits, whose scale makes its numbers about as large as `values`.
+void put_super_block(std::string& out, DType dtype, std::span<const float> values) {
+  const bool has_minimum = dtype != DType::kQ6_K;
+  const std::size_t begin = out.size();
+  for (std::size_t i = 0; i < device::info(dtype).block_bytes; ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &values[i], sizeof bits);
+    put(out, static_cast<std::uint8_t>(bits >> 7));
   }
+  const float largest = std::fabs(*std::max_element(values.begin(), values.end()));
+  const float scale = largest / (has_minimum ? 63.0f * (dtype == DType::kQ5_K ? 31.0f : 15.0f) : 128.0f * 32.0f);
+  const std::uint16_t halves[2] = {device::float_to_half(scale), device::float_to_half(scale * (dtype == DType::kQ5_K ? 15.5f : 7.5f))};
+  std::memcpy(&out[begin + (has_minimum ? 0 : 208)], halves, has_minimum ? 4 : 2);
+}
+
+void put_values(std::string& out, DType dtype, std::span<const float> values) {
+  const std::size_t size = device::info(dtype).block_size;
+  for (std::size_t i = 0; size > 1 && i < values.size(); i += size) {
+    if (size == 32) put_block(out, dtype, values.subspan(i, size));
+    if (size == 256) put_super_block(out, dtype, values.subspan(i, size));
+  }
+  if (size > 1) return;
   for (const float value : values) {
     if (dtype == DType::kF32) put(out, value);
     if (dtype == DType::kF16) put(out, device::float_to_half(value));
@@ -79,6 +96,10 @@ std::uint32_t gguf_type(DType dtype) {
     case DType::kQ4_1: return 3;
     case DType::kQ8_0: return 8;
     case DType::kBF16: return 30;
+    case DType::kQ4_K: return 12;
+    case DType::kQ5_K: return 13;
+    case DType::kQ6_K: return 14;
+    default: break;
   }
   throw std::invalid_argument("no GGUF type");
 }

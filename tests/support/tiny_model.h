@@ -22,7 +22,8 @@ struct TinyModel {
   bool head_of_one_sign = false;  // rows of the head are multiples of one row: all logits of a position have the same sign
 };
 
-/// Writes it as a GGUF file; matrices as `dtype`, vectors fp32. The same model on every machine.
+/// Writes it as a GGUF file; matrices as `dtype` (F32, F16, BF16, Q8_0, Q4_0, Q4_1; Q4_K, Q5_K and Q6_K where the columns are multiples of
+/// 256), vectors fp32. The same model on every machine.
 void write_tiny_gguf(const std::filesystem::path& path, device::DType dtype, const TinyModel& model = {});
 
 }  // namespace lockstep::test

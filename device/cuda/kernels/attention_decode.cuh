@@ -89,7 +89,9 @@ struct DecodeGroups {
     float scores[kSpan / 8][4];
     score_span<Element, kDim>(matrix(layout.queries), matrix(layout.keys) + index * kSpan * kDim, dim_tiles, scores);
     const KeyRange ranges[2] = {tile.keys_of(lane / 4), tile.keys_of(lane / 4 + 8)};
-    const Softened softened = soften_span<Element>(scores, span * kSpan, ranges, arguments.scale);
+    const bool bends = arguments.bend.soft_cap != 0.0f || arguments.bend.slopes != nullptr;
+    if (bends) bend_span(scores, span * kSpan, tile, 0, arguments.scale, arguments.bend);
+    const Softened softened = soften_span<Element>(scores, span * kSpan, ranges, bends ? 1.0f : arguments.scale);
     if constexpr (kAsync) cp_async_wait<0>();
     __syncthreads();  // the values are there, and nobody needs the keys any more
     store(states_of(index), softened, warp % kWarpsOfSpan, dim_tiles, matrix(layout.values) + index * kSpan * kDim);

@@ -99,7 +99,7 @@ struct ExactSpans {
   }
 
   /// A thread has one key and four rows at a time.
-  __device__ void score() const {
+  __device__ void score(unsigned span) const {
     const unsigned head_dim = arguments.heads.head_dim;
     for (unsigned i = threadIdx.x; i < kSpan * ((tile.num_rows + 3) / 4); i += kAttentionThreads) {
       const float* key = shared + layout.vectors + i % kSpan * layout.row;
@@ -112,7 +112,11 @@ struct ExactSpans {
       }
       float* to = shared + layout.probabilities + i % kSpan * kTileRows + i / kSpan * 4;
 #pragma unroll
-      for (unsigned j = 0; j < 4; ++j) to[j] = sums[j] * arguments.scale;
+      for (unsigned j = 0; j < 4; ++j) {
+        const unsigned row = i / kSpan * 4 + j;
+        to[j] = sums[j] * arguments.scale;
+        if (row < tile.num_rows) to[j] = bend_score(arguments.bend, tile.head_of(row), span * kSpan + i % kSpan, to[j]);
+      }
     }
   }
 
@@ -174,7 +178,7 @@ struct ExactSpans {
   __device__ void compute(unsigned span) const {
     load_vectors(span, 0);
     __syncthreads();
-    score();
+    score(span);
     __syncthreads();
     load_vectors(span, arguments.cache.value_offset());
     soften(span);

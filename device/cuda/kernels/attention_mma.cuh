@@ -157,6 +157,24 @@ __device__ inline void score_span(const Element* queries, const Element* keys, u
   }
 }
 
+/// Scales the scores of a span, and bends them; `first_row` of the tile is the first row of the scores.
+__device__ inline void bend_span(float (&scores)[kSpan / 8][4], unsigned first_key, const Tile& tile, unsigned first_row, float scale,
+                                 const ScoreBend& bend) {
+#pragma unroll
+  for (unsigned half = 0; half < 2; ++half) {
+    const unsigned row = first_row + threadIdx.x % 32 / 4 + 8 * half;
+    const unsigned head = row < tile.num_rows ? tile.head_of(row) : tile.first_head;
+#pragma unroll
+    for (unsigned i = 0; i < kSpan / 8; ++i) {
+#pragma unroll
+      for (unsigned j = 0; j < 2; ++j) {
+        const unsigned key = first_key + 8 * i + 2 * (threadIdx.x % 4) + j;
+        scores[i][2 * half + j] = bend_score(bend, head, key, scores[i][2 * half + j] * scale);
+      }
+    }
+  }
+}
+
 /// Scores to p, m and l. A key that a row does not see has p = 0; a row that sees none has l = 0.
 template <class Element>
 __device__ inline Softened soften_span(float (&scores)[kSpan / 8][4], unsigned first_key, const KeyRange (&ranges)[2], float factor) {

@@ -172,7 +172,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) attention_prefill(Attent
       const unsigned stage = span % kStages * kSpan * kDim;
       float scores[kSpan / 8][4];
       score_span<Element, kDim>(queries + first_row * kDim, keys + stage, dim_tiles, scores);
-      const Softened softened = soften_span<Element>(scores, span * kSpan, ranges, arguments.scale);
+      const bool bends = arguments.bend.soft_cap != 0.0f || arguments.bend.slopes != nullptr;
+      if (bends) bend_span(scores, span * kSpan, tile, first_row, arguments.scale, arguments.bend);
+      const Softened softened = soften_span<Element>(scores, span * kSpan, ranges, bends ? 1.0f : arguments.scale);
       rows.take_span(softened, values + stage, dim_tiles);
     }
     if ((span + 1) % kGroupSpans == 0 || span + 1 == end) rows.close_group(totals, dim_tiles);

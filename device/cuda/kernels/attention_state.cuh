@@ -18,6 +18,7 @@ struct AttentionArguments {
   HeadMap heads;
   CacheView cache;
   float scale;  // of the scores; in the 16-bit family times log2(e)
+  ScoreBend bend;
   std::uint32_t window;
   void* out;
   std::size_t out_stride;
@@ -27,6 +28,13 @@ struct AttentionArguments {
   unsigned* counters;        // of each tile; zero, and left so
   float* partials;           // [tiles, max_units] records
 };
+
+/// A scaled score with its cap and slope; both in the base that the scores are in.
+__device__ inline float bend_score(const ScoreBend& bend, unsigned head, unsigned key, float score) {
+  if (bend.soft_cap != 0.0f) score = bend.soft_cap * tanh_of(score / bend.soft_cap);
+  if (bend.slopes != nullptr) score = fmaf(bend.slopes[head] * bend.slope_factor, static_cast<float>(key), score);
+  return score;
+}
 
 struct KeyRange {
   unsigned begin = 0;

@@ -30,18 +30,21 @@ __device__ inline float packed_number(const unsigned char* table, std::size_t nu
   }
 }
 
-/// out[token] = the row of the token's id, +0 where the table does not have it; +0 instead of -0. A null table has no rows.
+/// out[token] = the row of ids[token], +0 where the table does not have it; +0 instead of -0. A null table has no rows. With `adds`, the
+/// row is added to what is there.
 /// Bytes: a row of the table and 4 * columns written, for each token. Grid: (tokens, columns / 256), block: 256 threads.
 template <DType kType>
 __global__ void __launch_bounds__(256)
-    embed_kernel(const unsigned char* table, std::size_t num_units, std::int32_t first_id, std::uint32_t num_rows,
-                 const std::int32_t* token_ids, std::uint32_t columns, float* out, std::size_t out_stride) {
+    embed_kernel(const unsigned char* table, std::size_t num_units, std::int32_t first_id, std::uint32_t num_rows, const std::int32_t* ids,
+                 std::uint32_t columns, bool adds, float* out, std::size_t out_stride) {
   const unsigned column = blockIdx.y * 256 + threadIdx.x;
   if (column >= columns) return;
-  const std::int32_t id = token_ids[blockIdx.x];
+  const std::int32_t id = ids[blockIdx.x];
   const bool has = id >= 0 && id >= first_id && static_cast<std::uint32_t>(id - first_id) < num_rows;
   const float value = has ? packed_number<kType>(table, num_units, static_cast<unsigned>(id - first_id), column) : 0.0f;
-  out[blockIdx.x * out_stride + column] = value + 0.0f;  // -0 + 0 is +0
+  float& to = out[blockIdx.x * out_stride + column];
+  if (!adds) to = value + 0.0f;  // -0 + 0 is +0
+  if (adds && has) to = to + value;
 }
 
 }  // namespace lockstep::device::cuda

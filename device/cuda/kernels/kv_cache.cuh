@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(32 * kAppendWarps) rotate_and_append_heads(App
   const bool is_query = head < heads.num_heads, is_value = head >= heads.num_heads + heads.num_kv_heads;
   float* x = arguments.qkv + token * arguments.qkv_stride + static_cast<std::size_t>(head) * heads.head_dim;
   const unsigned half = is_value ? 0 : arguments.rotary.half;
-  const std::size_t rotary_row = static_cast<std::size_t>(position) * half;
+  const std::size_t rotary_row = (arguments.rotary.by_token != 0 ? token : static_cast<std::size_t>(position)) * half;
   const float* cosines = arguments.rotary.cosines + rotary_row;
   const float* sines = arguments.rotary.sines + rotary_row;
   if (is_query) {

@@ -81,6 +81,25 @@ __device__ inline float gelu_tanh(float x) {
   return x / (1.0f + exp_of(inner * -1.59576912f));
 }
 
+/// tanh(x) = w / (w + 2) with the sign of x, w = e^(2 |x|) - 1: see device/cpu/functions.inl.
+__device__ inline float tanh_of(float x) {
+  float a = fabsf(x) * 2.0f;
+  a = 44.0f < a ? 44.0f : a;  // NaN stays; tanh(22) is 1
+  const float shifted = fmaf(a, 1.44269504f, kRounder);
+  const float n = shifted - kRounder;
+  const float r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, a));
+  float p = 1.0f / 5040.0f;
+  p = fmaf(p, r, 1.0f / 720.0f);
+  p = fmaf(p, r, 1.0f / 120.0f);
+  p = fmaf(p, r, 1.0f / 24.0f);
+  p = fmaf(p, r, 1.0f / 6.0f);
+  p = fmaf(p, r, 0.5f);
+  p = fmaf(p * r, r, r);
+  const float power = power_of_two(static_cast<int>(__float_as_uint(shifted) - __float_as_uint(kRounder)));
+  const float w = fmaf(power, p, power - 1.0f);
+  return __uint_as_float(__float_as_uint(w / (w + 2.0f)) ^ (__float_as_uint(x) & 0x80000000u));
+}
+
 template <Nonlinearity kFunction>
 __device__ inline float activation_of(float x) {
   if constexpr (kFunction == Nonlinearity::kSilu) return silu(x);

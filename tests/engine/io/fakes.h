@@ -57,8 +57,11 @@ class FakeEngine : public Engine {
   explicit FakeEngine(std::uint32_t order_seed = 1) : random_(order_seed) {}
 
   void submit(Request request, OnCompletion done) override {
-    if (request.prompt.empty() || request.prompt.size() >= limits_.max_model_len) throw std::logic_error("the caller must not submit this");
-    if (request.sampling.max_tokens + request.prompt.size() > limits_.max_model_len) throw std::logic_error("max_tokens is not clipped");
+    const bool only_scored = request.first_scored != 0 && request.sampling.max_tokens == 0;
+    if (request.prompt.empty() || request.prompt.size() >= limits_.max_model_len + (only_scored ? 2 : 0))
+      throw std::logic_error("the caller must not submit this");
+    if (!only_scored && request.sampling.max_tokens + request.prompt.size() > limits_.max_model_len)
+      throw std::logic_error("max_tokens is not clipped");
     if (remember) submitted.push_back(request);
     waiting_.emplace_back(std::move(request), std::move(done));
     most_in_flight = std::max(most_in_flight, waiting_.size());
@@ -91,11 +94,22 @@ class FakeEngine : public Engine {
   int steps_before_failure = -1;
   Limits limits_{64, 261};
 
+  /// -(token) / 8 - 1 / 16 a token before it; a letter is what greedy sampling would take.
+  static TokenLogprob fake_score(const Request& request, std::size_t at) {
+    const TokenId token = request.prompt[at];
+    TokenLogprob score{token, static_cast<float>(token) / -8.0f - static_cast<float>(at) / 16.0f, {}};
+    for (std::int32_t t = 0; t < request.sampling.logprobs; ++t) score.top.emplace_back(100 + t, -0.1f * static_cast<float>(t + 1));
+    score.is_greedy = token >= 'a' + 3 && token <= 'z' + 3;
+    return score;
+  }
+
  private:
   Completion complete(const Request& request) {
     Completion completion;
     completion.id = request.id;
     completion.prompt_tokens = request.prompt.size();
+    for (std::size_t at = std::max<std::size_t>(request.first_scored, 1); request.first_scored != 0 && at < request.prompt.size(); ++at)
+      completion.prompt_logprobs.push_back(fake_score(request, at));
     for (std::uint32_t index = 0; index < request.sampling.n; ++index) {
       Choice choice;
       choice.index = index;

@@ -51,6 +51,29 @@ TEST_F(PromptBuilder, BosComesOnceWhereverItComesFrom) {
   EXPECT_EQ(prepare(R"({"prompt": [5, 6]})").requests[0].prompt, (std::vector<TokenId>{5, 6}));
 }
 
+TEST_F(PromptBuilder, AnEchoIsThePromptAsItWasGiven) {
+  const PreparedRequest text = prepare(R"({"prompt": ["xy", "<s>z"], "echo": true, "logprobs": 0, "max_tokens": 0})");
+  ASSERT_EQ(text.echoes.size(), 2u);
+  EXPECT_EQ(text.echoes[0].text, "xy");
+  EXPECT_EQ(text.echoes[0].first, 0);
+  EXPECT_EQ(text.echoes[1].text, "<s>z");
+  EXPECT_EQ(text.requests[0].first_scored, 1u);
+  EXPECT_EQ(text.requests[0].sampling.max_tokens, 0u);
+  const PreparedRequest of_ids = prepare(R"({"prompt": [0, 100, 101], "echo": true, "max_tokens": 3})");
+  EXPECT_EQ(of_ids.echoes.at(0).text, "ab");
+  EXPECT_EQ(of_ids.requests[0].first_scored, 0u) << "no log-probabilities were asked for";
+  EXPECT_EQ(of_ids.requests[0].sampling.max_tokens, 3u);
+  EXPECT_TRUE(prepare(R"({"prompt": "x", "logprobs": 1})").echoes.empty());
+}
+
+TEST_F(PromptBuilder, APromptThatIsOnlyScoredMayFillTheContext) {
+  const auto line = [](std::size_t count) {
+    return R"({"prompt": ")" + std::string(count, 'x') + R"(", "echo": true, "logprobs": 0, "max_tokens": 0})";
+  };
+  EXPECT_EQ(prepare(line(64)).requests[0].prompt.size(), 65u);
+  expect_refused(line(65), "prompt", "66 tokens");
+}
+
 TEST_F(PromptBuilder, ATemplateThatSpellsNoBosGetsNone) {
   render_ = [](const auto&, std::int64_t) { return "text"; };
   EXPECT_EQ(prepare(R"({"messages": [{"role": "user", "content": "x"}]})").requests[0].prompt, ids("text"));

@@ -143,7 +143,8 @@ TEST(RequestParser, WrongTypesAndRangesNameParameterAndValue) {
   expect_refused(with(R"("n": 129)"), "n", "129");
   expect_refused(with(R"("seed": 1e30)"), "seed", "1e+30");
   expect_refused(with(R"("seed": 9223372036854775808)"), "seed", "9223372036854775808");
-  expect_refused(with(R"("max_tokens": 0)"), "max_tokens", "but is 0");
+  expect_refused(with(R"("max_tokens": 0)"), "max_tokens", "must be at least 1 where echo is not true, but is 0");
+  expect_refused(chat_with(R"("max_tokens": 0)"), "max_tokens", "but is 0");
   expect_refused(with(R"("max_tokens": true)"), "max_tokens", "true");
   expect_refused(with(R"("stop": 5)"), "stop", "5");
   expect_refused(with(R"("stop": [""])"), "stop", "empty string");
@@ -168,7 +169,8 @@ TEST(RequestParser, ChatLogprobsAreASwitchAndANumber) {
 
 TEST(RequestParser, UnknownAndUnsupportedParametersAreNamedButNeutralValuesPass) {
   expect_refused(with(R"("temprature": 1)"), "temprature", "unknown or unsupported parameter \"temprature\"");
-  expect_refused(with(R"("echo": true)"), "echo", "echo is not supported, except false, but is true");
+  expect_refused(with(R"("echo": 1)"), "echo", "echo must be true or false, but is 1");
+  expect_refused(chat_with(R"("echo": true)"), "echo", "echo is not supported, except false, but is true");
   expect_refused(with(R"("stream": true)"), "stream", "but is true");
   expect_refused(with(R"("logit_bias": [5])"), "logit_bias", "must be an object of token ids and biases");
   expect_refused(with(R"("logit_bias": {"five": 1})"), "logit_bias", "as its keys, but is \"five\"");
@@ -180,7 +182,7 @@ TEST(RequestParser, UnknownAndUnsupportedParametersAreNamedButNeutralValuesPass)
   expect_refused(with(R"("min_tokens": 6, "max_tokens": 5)"), "min_tokens", "must be at most max_tokens, but is 6 of 5");
   expect_refused(with(R"("typical_p": 1.5)"), "typical_p", "must be a number from 0.0 to 1.0");
   expect_refused(with(R"("no_repeat_ngram_size": 2.5)"), "no_repeat_ngram_size", "must be a whole number");
-  expect_refused(with(R"("best_of": 2)"), "best_of", "best_of");
+  expect_refused(with(R"("best_of": 2)"), "best_of", "best_of needs use_beam_search to be true");
   expect_refused(with(R"("suffix": "y")"), "suffix", "suffix");
   expect_refused(with(R"("top_logprobs": 2)"), "top_logprobs", "top_logprobs");
   expect_refused(chat_with(R"("prompt": "x", "response_format": {"type": "json_object"})"), "prompt", "both given");
@@ -190,6 +192,45 @@ TEST(RequestParser, UnknownAndUnsupportedParametersAreNamedButNeutralValuesPass)
   good(with(
       R"("user": 5, "metadata": {"a": "b"}, "store": true, "stream": false, "echo": false, "logit_bias": null, "best_of": null, "whatever": null)"));
   good(chat_with(R"("response_format": {"type": "text"}, "tool_choice": "auto")"));
+}
+
+TEST(RequestParser, EchoMayAskForNoTokens) {
+  const ParsedRequest request = good(with(R"("echo": true, "max_tokens": 0, "logprobs": 1)"));
+  EXPECT_TRUE(request.echo);
+  EXPECT_EQ(request.max_tokens, 0u);
+  EXPECT_FALSE(good(with(R"("echo": false, "max_tokens": 1)")).echo);
+}
+
+TEST(RequestParser, ABeamSearchHasItsOwnParameters) {
+  const ParsedRequest request =
+      good(with(R"("use_beam_search": true, "n": 2, "best_of": 4, "length_penalty": 0.5, "early_stopping": "never", "stop_token_ids": [7],
+                   "max_tokens": 9, "temperature": 0, "seed": 3, "stream": false)"));
+  ASSERT_TRUE(request.sampling.beams.has_value());
+  EXPECT_EQ(request.sampling.beams->num_beams, 4u);
+  EXPECT_EQ(request.sampling.n, 2u);
+  EXPECT_EQ(request.sampling.beams->length_penalty, 0.5f);
+  EXPECT_EQ(request.sampling.beams->early_stopping, EarlyStopping::kNever);
+  EXPECT_EQ(request.sampling.stop_token_ids, std::vector<TokenId>{7});
+  EXPECT_EQ(good(with(R"("use_beam_search": true, "n": 3)")).sampling.beams->num_beams, 3u);
+  EXPECT_EQ(good(chat_with(R"("use_beam_search": true, "early_stopping": true)")).sampling.beams->early_stopping, EarlyStopping::kYes);
+  EXPECT_FALSE(good(with(R"("use_beam_search": false)")).sampling.beams.has_value());
+
+  expect_refused(with(R"("use_beam_search": 1)"), "use_beam_search", "must be true or false");
+  expect_refused(with(R"("use_beam_search": true, "n": 3, "best_of": 2)"), "best_of", "best_of must be at least n, but is 2 of 3");
+  expect_refused(with(R"("use_beam_search": true, "n": 100)"), "best_of", "100 beams");
+  expect_refused(with(R"("use_beam_search": true, "early_stopping": "always")"), "early_stopping", "true, false or \"never\"");
+  expect_refused(with(R"("use_beam_search": true, "length_penalty": 11)"), "length_penalty", "11");
+  expect_refused(with(R"("length_penalty": 1)"), "length_penalty", "needs use_beam_search");
+  for (const auto& [name, value] : {std::pair{"temperature", "0.5"},
+                                    {"top_p", "0.5"},
+                                    {"stop", "\"x\""},
+                                    {"logprobs", "1"},
+                                    {"echo", "true"},
+                                    {"min_tokens", "1"},
+                                    {"logit_bias", "{\"5\": 1}"},
+                                    {"repetition_penalty", "1.1"}}) {
+    expect_refused(with("\"use_beam_search\": true, \"" + std::string(name) + "\": " + value), name, "together with use_beam_search");
+  }
 }
 
 TEST(RequestParser, MessagesAreChecked) {

@@ -75,6 +75,39 @@ TEST_F(Response, ChatLogprobsHaveBytesAndAlternatives) {
                              R"({"token":"</s>","logprob":-1e-05,"bytes":[60,47,115,62],"top_logprobs":[]}],"refusal":null})");
 }
 
+TEST_F(Response, AnEchoStandsBeforeTheAnswerAndItsFirstTokenHasNoLogprob) {
+  request_.logprobs = true;
+  request_.echoes = {
+      {"\xc3\xa9"
+       "b",
+       0}};
+  Completion completion;
+  completion.prompt_logprobs = {{0xc3 + 3, -1.0f, {}}, {0xa9 + 3, -2.0f, {{260, -0.5f}}}, {'b' + 3, -3.0f, {}}};
+  completion.choices = {choice("c", {'c' + 3}), choice("", {})};
+  completion.choices[0].logprobs = {{'c' + 3, -4.0f, {}}};
+  completion.choices[1].index = 1;
+  request_.choices_per_prompt = 2;
+  const Json choices = Json::parse(completed_answer(request_, std::span(&completion, 1), context_).line)["response"]["body"]["choices"];
+  EXPECT_EQ(choices[0]["text"],
+            "\xc3\xa9"
+            "bc");
+  EXPECT_EQ(choices[1]["text"],
+            "\xc3\xa9"
+            "b");
+  EXPECT_EQ(choices[0]["logprobs"].dump(),
+            R"({"tokens":["<s>","bytes:\\xc3","bytes:\\xa9","b","c"],"token_logprobs":[null,-1.0,-2.0,-3.0,-4.0],)"
+            R"("top_logprobs":[null,{"bytes:\\xc3":-1.0},{"Hi!":-0.5,"bytes:\\xa9":-2.0},{"b":-3.0},{"c":-4.0}],)"
+            R"("text_offset":[0,0,1,1,2]})");
+  EXPECT_EQ(choices[1]["logprobs"]["tokens"].size(), 4u);
+}
+
+TEST_F(Response, ABeamHasItsScore) {
+  request_.beam_search = true;
+  Choice one = choice("ab", {100, 101});
+  one.beam_score = -0.75f;
+  EXPECT_EQ(Json::parse(answer({one}).line)["response"]["body"]["choices"][0]["beam_score"], -0.75);
+}
+
 TEST_F(Response, CompletionsLogprobsAreFourLists) {
   request_.logprobs = true;
   Choice one = choice("\xc3\xa9Hi!", {0xc3 + 3, 0xa9 + 3, 260, 1});

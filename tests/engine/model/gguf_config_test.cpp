@@ -82,7 +82,7 @@ TEST(GgufConfig, AGgufFileAndAFolderOfTheSameModelGiveTheSameSizes) {
   EXPECT_EQ(gguf.intermediate_size, 176u);
   EXPECT_EQ(gguf.vocab_size, 257u);
   EXPECT_EQ(gguf.max_position_embeddings, 256u);
-  EXPECT_EQ(gguf.rms_norm_eps, 1e-5f);
+  EXPECT_EQ(gguf.norm.eps, 1e-5f);
   EXPECT_EQ(gguf.rope.theta, 10000.0);
   EXPECT_EQ(gguf.rope.rotary_dim, 8u);
   EXPECT_EQ(gguf.bos_id, 1);
@@ -131,8 +131,8 @@ TEST(GgufConfig, AnExplicitHeadDimWins) {
   EXPECT_EQ(spec.rope.rotary_dim, 24u);
   EXPECT_THAT(LlamaFile().uint32("llama.attention.key_length", 24).uint32("llama.attention.value_length", 16).error(),
               HasSubstr("value_length' is 16"));
-  EXPECT_THAT(LlamaFile().uint32("llama.rope.dimension_count", 4).error(),
-              HasSubstr("rotary dimension, 4, is not the dimension of a head, 8"));
+  EXPECT_EQ(LlamaFile().uint32("llama.rope.dimension_count", 4).spec().rope.rotary_dim, 4u);
+  EXPECT_THAT(LlamaFile().uint32("llama.rope.dimension_count", 10).error(), HasSubstr("rotary dimension is 10; an even number up to"));
 }
 
 TEST(GgufConfig, TheVocabularyCountsWhereNoSizeIsStated) {
@@ -168,14 +168,31 @@ TEST(GgufConfig, TieAndBiasesFollowFromTheTensors) {
 }
 
 TEST(GgufConfig, RefusesWhatIsNotSupportedByName) {
-  EXPECT_THAT(LlamaFile().string("general.architecture", "qwen2").error(),
-              HasSubstr("is 'qwen2', which is not supported; supported: 'llama'"));
+  EXPECT_THAT(LlamaFile().string("general.architecture", "mamba").error(),
+              HasSubstr("is 'mamba', which is not supported; supported: 'llama'"));
   EXPECT_THAT(LlamaFile().without("general.architecture").error(), HasSubstr("'general.architecture' is missing"));
-  EXPECT_THAT(LlamaFile().string("llama.rope.scaling.type", "yarn").error(), HasSubstr("'llama.rope.scaling.type' is 'yarn'"));
+  EXPECT_THAT(LlamaFile().string("llama.rope.scaling.type", "longrope").error(),
+              HasSubstr("'llama.rope.scaling.type' is 'longrope', which is not supported"));
   EXPECT_NO_THROW(LlamaFile().string("llama.rope.scaling.type", "none").spec());
-  EXPECT_THAT(LlamaFile().float32("llama.rope.scale_linear", 4.0f).error(), HasSubstr("rotary scaling is not supported"));
+  EXPECT_THAT(LlamaFile().float32("llama.rope.scale_linear", -4.0f).error(), HasSubstr("'llama.rope.scale_linear' is -4"));
   EXPECT_THAT(LlamaFile().uint32("llama.expert_count", 8).error(), HasSubstr("'llama.expert_count' is 8"));
-  EXPECT_THAT(LlamaFile().tensor("rope_freqs.weight").error(), HasSubstr("'rope_freqs.weight' scales the rotary frequencies"));
+  EXPECT_THAT(LlamaFile().tensor("rope_freqs.weight").error(), HasSubstr("'rope_freqs.weight'")) << "of another shape";
+}
+
+TEST(GgufConfig, ReadsRotaryScaling) {
+  const RopeSpec linear = LlamaFile().float32("llama.rope.scale_linear", 4.0f).spec().rope;
+  EXPECT_EQ(linear.scaling, RopeScaling::kLinear);
+  EXPECT_EQ(linear.factor, 4.0);
+  const RopeSpec yarn = LlamaFile()
+                            .string("llama.rope.scaling.type", "yarn")
+                            .float32("llama.rope.scaling.factor", 8.0f)
+                            .uint32("llama.rope.scaling.original_context_length", 64)
+                            .spec()
+                            .rope;
+  EXPECT_EQ(yarn.scaling, RopeScaling::kYarn);
+  EXPECT_EQ(yarn.factor, 8.0);
+  EXPECT_EQ(yarn.original_positions, 64u);
+  EXPECT_EQ(LlamaFile().spec().rope.scaling, RopeScaling::kNone);
 }
 
 TEST(GgufConfig, RefusesNumbersOutOfRangeByKeyAndValue) {
@@ -207,7 +224,7 @@ TEST(GgufVocabulary, HoldsWhatTheMetadataSays) {
 }
 
 TEST(GgufVocabulary, OfSentencePieceHasScoresAndEncodes) {
-  const auto vocabulary = vocabulary_from_gguf(read_gguf(data_path("gguf/gqa288-F32.gguf")).metadata);
+  const auto vocabulary = vocabulary_from_gguf(read_gguf(data_path("gguf/gqa288-Q8_0.gguf")).metadata);
   ASSERT_TRUE(vocabulary.has_value());
   EXPECT_EQ(vocabulary->model, "llama");
   EXPECT_THAT(vocabulary->scores, SizeIs(263));

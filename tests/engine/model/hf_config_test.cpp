@@ -53,7 +53,7 @@ TEST(HfConfig, ReadsTheSizesOfALlama) {
   EXPECT_EQ(spec.intermediate_size, 176u);
   EXPECT_EQ(spec.vocab_size, 257u);
   EXPECT_EQ(spec.max_position_embeddings, 256u);
-  EXPECT_EQ(spec.rms_norm_eps, 1e-5f);
+  EXPECT_EQ(spec.norm.eps, 1e-5f);
   EXPECT_EQ(spec.rope.theta, 10000.0);
   EXPECT_EQ(spec.rope.rotary_dim, 8u);
   EXPECT_EQ(spec.bos_id, 1);
@@ -87,7 +87,7 @@ TEST(HfConfig, AnExplicitHeadDimWins) {
 TEST(HfConfig, AbsentMembersHaveTheDefaultsOfTheFamily) {
   EXPECT_EQ(spec_without("num_key_value_heads").num_kv_heads, 9u);
   EXPECT_EQ(spec_with("num_key_value_heads", nullptr).num_kv_heads, 9u);
-  EXPECT_EQ(spec_without("rms_norm_eps").rms_norm_eps, 1e-6f);
+  EXPECT_EQ(spec_without("rms_norm_eps").norm.eps, 1e-6f);
   EXPECT_EQ(spec_without("bos_token_id").bos_id, -1);
   EXPECT_EQ(spec_with("tie_word_embeddings", true).tie_word_embeddings, true);
   EXPECT_NO_THROW(spec_without("architectures"));
@@ -124,23 +124,32 @@ TEST(HfConfig, APadIdOutsideTheVocabularyIsNone) {
 }
 
 TEST(HfConfig, RefusesRotaryScalingByName) {
+  EXPECT_THAT(error_with("rope_scaling", {{"rope_type", "ntk"}, {"factor", 8.0}}),
+              HasSubstr("rope_scaling.rope_type: 'ntk' is not supported; supported: 'default', 'linear'"));
+  EXPECT_THAT(error_with("rope_scaling", {{"type", "mrope"}}), HasSubstr("rope_scaling.type: 'mrope' is not supported"));
   EXPECT_THAT(error_with("rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}),
-              HasSubstr("rope_scaling.rope_type: 'llama3' is not supported yet"));
-  EXPECT_THAT(error_with("rope_scaling", {{"type", "linear"}, {"factor", 4.0}}),
-              HasSubstr("rope_scaling.type: 'linear' is not supported yet"));
-  EXPECT_THAT(error_with("rope_parameters", {{"rope_type", "yarn"}}), HasSubstr("rope_parameters.rope_type: 'yarn' is not supported yet"));
+              HasSubstr("rope_scaling.low_freq_factor: is missing"));
+  EXPECT_THAT(error_with("rope_parameters", {{"rope_type", "yarn"}}), HasSubstr("rope_parameters.factor: is missing"));
+  EXPECT_THAT(error_with("rope_scaling", {{"type", "linear"}, {"rope_type", "yarn"}, {"factor", 4.0}}),
+              HasSubstr("rope_scaling.type: 'linear' contradicts rope_type, 'yarn'"));
+  EXPECT_THAT(error_with("rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1.0}}, {"long_factor", {1.0}}}),
+              HasSubstr("rope_scaling.short_factor: a list of 4 numbers is needed"));
+  EXPECT_THAT(error_with("rope_parameters", {{"full_attention", {{"rope_theta", 10000.0}}}}),
+              HasSubstr("rope_parameters.full_attention: this family has the same"));
   EXPECT_THAT(error_with("rope_scaling", {{"factor", 4.0}}), HasSubstr("rope_scaling.factor: is set"));
   EXPECT_THAT(error_with("rope_scaling", "linear"), HasSubstr("rope_scaling: is \"linear\"; an object is needed"));
   EXPECT_NO_THROW(spec_with("rope_scaling", nullptr));
   EXPECT_NO_THROW(spec_with("rope_scaling", {{"rope_type", "default"}}));
-  EXPECT_THAT(error_with("partial_rotary_factor", 0.5), HasSubstr("partial_rotary_factor: is not supported"));
+  EXPECT_EQ(spec_with("partial_rotary_factor", 0.5).rope.rotary_dim, 4u);
+  EXPECT_THAT(error_with("partial_rotary_factor", 0.4), HasSubstr("partial_rotary_factor: rotates 3 of 8 dims"));
 }
 
 TEST(HfConfig, RefusesOtherFamiliesByNameAndSaysWhatIsSupported) {
-  EXPECT_THAT(error_with("architectures", json::array({"MistralForCausalLM"})),
-              HasSubstr("architectures: 'MistralForCausalLM' is not supported; supported: LlamaForCausalLM"));
-  EXPECT_THAT(error_with("model_type", "qwen2"), HasSubstr("model_type: 'qwen2' is not supported; supported: LlamaForCausalLM"));
-  EXPECT_THAT(error_with("hidden_act", "gelu"), HasSubstr("hidden_act: 'gelu' is not supported; supported: 'silu'"));
+  EXPECT_THAT(error_with("architectures", json::array({"MambaForCausalLM"})),
+              HasSubstr("architectures: 'MambaForCausalLM' is not supported; supported: LlamaForCausalLM, MistralForCausalLM"));
+  EXPECT_THAT(error_with("model_type", "mamba"), HasSubstr("model_type: 'mamba' is not supported; supported: LlamaForCausalLM"));
+  EXPECT_THAT(error_with("model_type", "qwen2"), HasSubstr("model_type: 'qwen2' contradicts architectures, 'LlamaForCausalLM'"));
+  EXPECT_THAT(error_with("hidden_act", "xielu"), HasSubstr("hidden_act: 'xielu' is not supported; supported: 'silu'"));
   EXPECT_THAT(error_of([] { spec_from_hf_config("{}", "config.json"); }), HasSubstr("architectures: is missing"));
 }
 
@@ -163,7 +172,7 @@ TEST(HfConfig, RefusesHeadsThatDoNotGoTogether) {
   EXPECT_THAT(error_with("num_key_value_heads", 2), AllOf(HasSubstr("number of heads, 9"), HasSubstr("key/value heads, 2")));
   EXPECT_THAT(error_with("num_key_value_heads", 18), HasSubstr("key/value heads, 18"));
   EXPECT_THAT(error_with("hidden_size", 73), HasSubstr("73 is no multiple of num_attention_heads, 9"));
-  EXPECT_THAT(error_with("head_dim", 9), HasSubstr("head, 9, is odd"));
+  EXPECT_THAT(error_with("head_dim", 9), HasSubstr("partial_rotary_factor: rotates 9 of 9 dims"));
 }
 
 TEST(HfConfig, RefusesWhatIsNoJsonObject) {

@@ -23,7 +23,7 @@ ModelSpec example_spec() {
   spec.intermediate_size = 1536;
   spec.vocab_size = 49152;
   spec.max_position_embeddings = 8192;
-  spec.rms_norm_eps = 1e-5f;
+  spec.norm.eps = 1e-5f;
   spec.rope.rotary_dim = 64;
   spec.tie_word_embeddings = true;
   return spec;
@@ -90,8 +90,7 @@ TEST(LlamaPlan, BiasesOfSplitRowsAreCutAndThoseOfSumsAreAddedOnceByEveryRank) {
       parallel::plan(graph_with_types(spec, device::DType::kF32, device::DType::kF32), 1, 2, device::cpu_activation_for);
   for (const parallel::RankNode& node : plan.nodes) {
     if (node.vector == parallel::kNone) continue;
-    if (node.op == parallel::RankOp::kRmsNorm) continue;
-    const bool is_sum = node.op == parallel::RankOp::kAdd || node.op == parallel::RankOp::kAddRmsNorm;
+    const bool is_sum = node.op == parallel::RankOp::kAdd || node.op == parallel::RankOp::kAddNorm;
     const std::size_t wanted = is_sum ? spec.hidden_size : plan.weights[node.weight].spec.rows;
     EXPECT_EQ(plan.vectors[node.vector].size, wanted) << node.name;
   }
@@ -113,10 +112,19 @@ TEST(LlamaPlan, ProjectionsOfDifferentTypesBecomeSeparateProductsIntoOneMatrix) 
 
 TEST(Registry, NamesTensorsAsGgufFilesDo) {
   const Family& family = family_of("llama");
-  EXPECT_EQ(stored_name(family, NamingScheme::kGguf, "model.layers.12.self_attn.o_proj.weight"), "blk.12.attn_output.weight");
-  EXPECT_EQ(stored_name(family, NamingScheme::kGguf, "model.layers.0.self_attn.q_proj.bias"), "blk.0.attn_q.bias");
-  EXPECT_EQ(stored_name(family, NamingScheme::kHuggingFace, "lm_head.weight"), "lm_head.weight");
-  EXPECT_THROW(stored_name(family, NamingScheme::kGguf, "model.layers.x.self_attn.q_proj.weight"), std::runtime_error);
+  ModelSpec spec;
+  EXPECT_EQ(stored_name(family, spec, "lm_head.weight"), "lm_head.weight");
+  spec.naming = NamingScheme::kGguf;
+  EXPECT_EQ(stored_name(family, spec, "model.layers.12.self_attn.o_proj.weight"), "blk.12.attn_output.weight");
+  EXPECT_EQ(stored_name(family, spec, "model.layers.0.self_attn.q_proj.bias"), "blk.0.attn_q.bias");
+  EXPECT_THROW(stored_name(family, spec, "model.layers.x.self_attn.q_proj.weight"), std::runtime_error);
+}
+
+TEST(Registry, NamesTensorsOfABareModelWithoutThePrefixOfTheFamily) {
+  ModelSpec spec;
+  spec.bare = true;
+  EXPECT_EQ(stored_name(family_of("gpt2"), spec, "transformer.h.0.ln_1.weight"), "h.0.ln_1.weight");
+  EXPECT_EQ(stored_name(family_of("llama"), spec, "model.norm.weight"), "model.norm.weight");
 }
 
 TEST(Registry, AnUnknownArchitectureIsRefusedByName) {

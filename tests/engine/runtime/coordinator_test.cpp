@@ -1,5 +1,6 @@
 #include "engine/runtime/coordinator.h"
 
+#include <array>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -55,6 +56,16 @@ Answers answers_of(const CoordinatorOptions& options, StepRunner& runner, const 
   return answers;
 }
 
+void expect_same_logprobs(const std::vector<TokenLogprob>& expected, const std::vector<TokenLogprob>& actual) {
+  ASSERT_EQ(expected.size(), actual.size());
+  for (std::size_t at = 0; at < expected.size(); ++at) {
+    EXPECT_EQ(expected[at].token, actual[at].token);
+    EXPECT_EQ(expected[at].logprob, actual[at].logprob);
+    EXPECT_EQ(expected[at].top, actual[at].top);
+    EXPECT_EQ(expected[at].is_greedy, actual[at].is_greedy);
+  }
+}
+
 void expect_same(const Answers& expected, const Answers& actual) {
   ASSERT_EQ(expected.size(), actual.size());
   for (const auto& [id, completion] : expected) {
@@ -67,17 +78,15 @@ void expect_same(const Answers& expected, const Answers& actual) {
       ASSERT_EQ(a.tokens, b.tokens) << "request " << id << " choice " << i;
       EXPECT_EQ(a.text, b.text);
       EXPECT_EQ(a.finish_reason, b.finish_reason);
-      ASSERT_EQ(a.logprobs.size(), b.logprobs.size());
-      for (std::size_t at = 0; at < a.logprobs.size(); ++at) {
-        EXPECT_EQ(a.logprobs[at].token, b.logprobs[at].token);
-        EXPECT_EQ(a.logprobs[at].logprob, b.logprobs[at].logprob);
-        EXPECT_EQ(a.logprobs[at].top, b.logprobs[at].top);
-      }
+      EXPECT_EQ(a.error, b.error);
+      EXPECT_EQ(a.beam_score, b.beam_score);
+      expect_same_logprobs(a.logprobs, b.logprobs);
     }
+    expect_same_logprobs(completion.prompt_logprobs, other.prompt_logprobs);
   }
 }
 
-/// Requests of every kind: greedy, sampled, penalised, with log-probabilities, several choices.
+/// Requests of every kind: greedy, sampled, penalised, with log-probabilities, several choices, scored prompts.
 std::vector<Request> mixed_requests(std::size_t count) {
   std::mt19937 random(11);
   std::vector<Request> requests(count);
@@ -102,6 +111,8 @@ std::vector<Request> mixed_requests(std::size_t count) {
     params.logprobs = i % 4 == 0 ? 3 : -1;
     params.ignore_eos = i % 2 == 0;
     params.n = i % 5 == 0 ? 3 : 1;
+    if (i % 3 == 1) request.first_scored = 1 + random() % request.prompt.size();
+    if (i % 6 == 1) params.max_tokens = 0;
   }
   return requests;
 }
@@ -123,12 +134,16 @@ TEST(Coordinator, AnswersDoNotDependOnHowTheWorkIsScheduled) {
           options.scheduler.num_blocks = num_blocks;
           options.scheduler.preempt_every = preempt_every;
           options.scheduler.prefix_caching = variants % 2 == 1;
+          options.scheduler.max_logit_rows = std::array{0, 1, 2, 17}[variants % 4];
           HistoryModel model(num_blocks, 4, kVocab);
           SCOPED_TRACE(::testing::Message() << "chunk " << chunk << ", sequences " << max_num_seqs << ", blocks " << num_blocks
                                             << ", preempt every " << preempt_every << ", prefix caching "
                                             << options.scheduler.prefix_caching);
           expect_same(expected, answers_of(options, model, requests));
           EXPECT_LE(model.largest_step(), options.scheduler.max_num_batched_tokens);
+          if (options.scheduler.max_logit_rows != 0) {
+            EXPECT_LE(model.most_logit_rows(), options.scheduler.max_logit_rows);
+          }
           ++variants;
           if (HasFailure()) return;
         }
@@ -146,6 +161,193 @@ TEST(Coordinator, AnswersDoNotDependOnTheOrderOrCompanyOfRequests) {
   Answers alone;
   for (const Request& request : requests) alone.merge(answers_of(default_options(), model, {request}));
   expect_same(expected, alone);
+}
+
+/// The log-probabilities of a prompt, from the whole rows that the model gives.
+std::vector<TokenLogprob> expected_scores(const HistoryModel& model, const Request& request) {
+  std::vector<TokenLogprob> scores;
+  Sampler sampler;
+  for (std::size_t at = request.first_scored; at < request.prompt.size(); ++at) {
+    const std::vector<float> row = model.logits({request.prompt.begin(), request.prompt.begin() + static_cast<std::ptrdiff_t>(at)});
+    Sample sample = sampler.score(row, request.prompt[at], std::max(request.sampling.logprobs, 0));
+    const bool is_greedy = std::max_element(row.begin(), row.end()) - row.begin() == request.prompt[at];
+    scores.push_back({sample.token, sample.logprob, std::move(sample.top), is_greedy});
+  }
+  return scores;
+}
+
+TEST(Coordinator, ScoresThePromptFromTheTokenThatIsAskedFor) {
+  HistoryModel model(64, 16, kVocab);
+  Request request;
+  for (TokenId id = 0; id < 40; ++id) request.prompt.push_back(id * 7 % 90);
+  // Somewhere the likeliest token comes.
+  const std::vector<float> row = model.logits({request.prompt.begin(), request.prompt.begin() + 20});
+  request.prompt[20] = static_cast<TokenId>(std::max_element(row.begin(), row.end()) - row.begin());
+  std::vector<Request> requests;
+  for (const std::size_t first : {1u, 2u, 19u, 39u}) {
+    for (const std::uint32_t max_tokens : {0u, 3u}) {
+      request.id = requests.size();
+      request.first_scored = first;
+      request.sampling.max_tokens = max_tokens;
+      request.sampling.logprobs = static_cast<std::int32_t>(first % 3) - 1;
+      requests.push_back(request);
+    }
+  }
+  const Answers answers = answers_of(default_options(), model, requests);
+  for (const Request& asked : requests) {
+    SCOPED_TRACE(asked.id);
+    const Completion& completion = answers.at(asked.id);
+    expect_same_logprobs(expected_scores(model, asked), completion.prompt_logprobs);
+    EXPECT_EQ(completion.choices[0].tokens.size(), asked.sampling.max_tokens);
+    EXPECT_EQ(completion.choices[0].finish_reason, FinishReason::kLength);
+    if (asked.first_scored <= 20) {
+      EXPECT_TRUE(completion.prompt_logprobs[20 - asked.first_scored].is_greedy);
+    }
+  }
+}
+
+TEST(Coordinator, APromptThatIsOnlyScoredMayFillTheContext) {
+  HistoryModel model(64, 16, kVocab);
+  CoordinatorOptions options = default_options();
+  options.max_model_len = 10;
+  Request request;
+  request.prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};  // of the last one nothing is computed
+  request.first_scored = 1;
+  request.sampling.max_tokens = 0;
+  EXPECT_EQ(answers_of(options, model, {request}).at(0).prompt_logprobs.size(), 10u);
+  EXPECT_EQ(model.num_tokens(), 10u);
+  request.prompt.push_back(12);
+  EXPECT_THROW(answers_of(options, model, {request}), std::invalid_argument);
+  request.prompt = {1};
+  EXPECT_TRUE(answers_of(options, model, {request}).at(0).prompt_logprobs.empty());
+}
+
+/// A logit above the lift that a scored token gets: the row itself is looked at.
+TEST(Coordinator, ScoresAreRightAlsoWhereLogitsAreHuge) {
+  class Huge : public HistoryModel {
+   public:
+    Huge() : HistoryModel(64, 16, kVocab) {}
+    std::vector<float> logits(const std::vector<std::int32_t>& tokens) const override {
+      std::vector<float> row = HistoryModel::logits(tokens);
+      row[50] = 3e38f;
+      return row;
+    }
+  };
+  Huge model;
+  Request request;
+  request.prompt = {1, 50, 2};
+  request.first_scored = 1;
+  request.sampling.max_tokens = 0;
+  const Answers answers = answers_of(default_options(), model, {request});
+  expect_same_logprobs(expected_scores(model, request), answers.at(0).prompt_logprobs);
+  EXPECT_EQ(answers.at(0).prompt_logprobs[0].logprob, 0.0f);
+  EXPECT_EQ(model.num_fetched(), 1u);
+}
+
+TEST(Coordinator, TheCachedBeginningOfAPromptIsOnlyUsedBeforeWhatIsScored) {
+  HistoryModel model(64, 16, kVocab);
+  CoordinatorOptions options = default_options();
+  options.scheduler.prefix_caching = true;
+  Coordinator coordinator(options, model, nullptr);
+  Request request;
+  for (TokenId id = 0; id < 60; ++id) request.prompt.push_back(id);
+  request.sampling.max_tokens = 0;
+  std::uint64_t computed = 0;
+  for (const auto& [first, num_tokens] : {std::pair{1u, 59u}, {59u, 11u}, {33u, 27u}, {32u, 43u}, {1u, 59u}}) {
+    request.first_scored = first;
+    std::vector<TokenLogprob> scores;
+    coordinator.submit(request, [&](Completion&& completion) { scores = std::move(completion.prompt_logprobs); });
+    run_to_end(coordinator);
+    expect_same_logprobs(expected_scores(model, request), scores);
+    EXPECT_EQ(model.num_tokens() - std::exchange(computed, model.num_tokens()), num_tokens) << first;
+  }
+}
+
+Request beam_request(RequestId id, std::uint32_t num_beams, EarlyStopping early_stopping, float length_penalty) {
+  Request request;
+  request.id = id;
+  for (TokenId token = 0; token < 3 + static_cast<TokenId>(id) * 5; ++token) request.prompt.push_back(token);
+  request.sampling.n = num_beams;
+  request.sampling.max_tokens = 12;
+  request.sampling.stop_token_ids = {7, 11, 60, 61, 62, 63, 64, 65, 66, 67, 68};
+  request.sampling.beams = BeamParams{num_beams, length_penalty, early_stopping};
+  return request;
+}
+
+TEST(Coordinator, BeamSearchesDoNotDependOnHowTheWorkIsScheduledNorBlockEachOther) {
+  std::vector<Request> requests = {beam_request(1, 4, EarlyStopping::kNo, 1.0f), beam_request(2, 3, EarlyStopping::kYes, 2.0f),
+                                   beam_request(3, 5, EarlyStopping::kNever, 0.5f), beam_request(4, 1, EarlyStopping::kNo, 0.0f)};
+  for (const Request& other : mixed_requests(6)) requests.push_back(other);
+  HistoryModel reference_model(64, 16, kVocab);
+  CoordinatorOptions options = default_options();
+  options.scheduler.max_num_seqs = 32;
+  const Answers expected = answers_of(options, reference_model, requests);
+  std::size_t at_end_token = 0;
+  for (RequestId id = 1; id <= 4; ++id) {
+    const std::vector<Choice>& choices = expected.at(id).choices;
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      EXPECT_EQ(choices[i].error, "");
+      EXPECT_EQ(choices[i].index, i);
+      if (i > 0) {
+        EXPECT_GE(choices[i - 1].beam_score, choices[i].beam_score);
+      }
+      for (std::size_t other = 0; other < i; ++other) EXPECT_NE(choices[i].tokens, choices[other].tokens);
+      at_end_token += choices[i].finish_reason == FinishReason::kStop ? 1 : 0;
+    }
+  }
+  EXPECT_GT(at_end_token, 3u);
+  std::size_t variants = 0;
+  for (const std::size_t max_num_seqs : {1u, 2u, 3u, 6u}) {  // fewer than there are beams, too
+    for (const std::size_t num_blocks : {16u, 100u}) {
+      for (const std::size_t preempt_every : {0u, 2u}) {
+        options = default_options();
+        options.scheduler.max_num_seqs = max_num_seqs;
+        options.scheduler.block_size = 4;
+        options.scheduler.num_blocks = num_blocks;
+        options.scheduler.preempt_every = preempt_every;
+        options.scheduler.prefix_caching = ++variants % 3 != 0;
+        HistoryModel model(num_blocks, 4, kVocab);
+        SCOPED_TRACE(::testing::Message() << max_num_seqs << " sequences, " << num_blocks << " blocks, preempt every " << preempt_every);
+        expect_same(expected, answers_of(options, model, requests));
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(Coordinator, ABeamIsGreedySearchWhereThereIsOne) {
+  HistoryModel model(64, 16, kVocab);
+  Request beam = beam_request(1, 1, EarlyStopping::kYes, 1.0f);
+  Request greedy = beam;
+  greedy.id = 2;
+  greedy.sampling.beams.reset();
+  greedy.sampling.temperature = 0.0f;
+  const Answers answers = answers_of(default_options(), model, {beam, greedy});
+  EXPECT_EQ(answers.at(1).choices[0].tokens, answers.at(2).choices[0].tokens);
+}
+
+TEST(Coordinator, ABeamSearchThatCanNotBeIsRefusedAndOneWithoutFiniteLogitsFailsAlone) {
+  class Overflow : public HistoryModel {
+   public:
+    Overflow() : HistoryModel(64, 16, kVocab) {}
+    std::vector<float> logits(const std::vector<std::int32_t>& tokens) const override {
+      std::vector<float> row = HistoryModel::logits(tokens);
+      if (tokens.size() == 16) row[50] = std::numeric_limits<float>::quiet_NaN();
+      return row;
+    }
+  };
+  Overflow model;
+  const Answers answers =
+      answers_of(default_options(), model, {beam_request(2, 3, EarlyStopping::kNo, 1.0f), beam_request(3, 3, EarlyStopping::kNo, 1.0f)});
+  for (const Choice& choice : answers.at(2).choices) EXPECT_EQ(choice.error, non_finite_error());
+  for (const Choice& choice : answers.at(3).choices) EXPECT_EQ(choice.error, "");
+  Coordinator coordinator(default_options(), model, nullptr);
+  Request request = beam_request(1, 100, EarlyStopping::kNo, 1.0f);
+  EXPECT_THROW(coordinator.submit(request, {}), std::invalid_argument);
+  request = beam_request(1, 2, EarlyStopping::kNo, 1.0f);
+  request.sampling.n = 3;
+  EXPECT_THROW(coordinator.submit(request, {}), std::invalid_argument);
+  EXPECT_EQ(coordinator.num_in_flight(), 0u);
 }
 
 TEST(Coordinator, TopKOneIsGreedyAlsoWithTies) {
@@ -451,6 +653,33 @@ TEST(Coordinator, LogitsThatAreNotFiniteFailThatChoiceOnly) {
     if (id % 2 == 0) {
       EXPECT_THAT(choice.error, HasSubstr("not finite"));
     }
+  }
+}
+
+TEST(Coordinator, APromptWhoseScoresAreNotFiniteFailsAlone) {
+  class Overflow : public HistoryModel {
+   public:
+    Overflow() : HistoryModel(64, 16, kVocab) {}
+    std::vector<float> logits(const std::vector<std::int32_t>& tokens) const override {
+      std::vector<float> row = HistoryModel::logits(tokens);
+      if (tokens.front() == 9 && tokens.size() == 3) row[50] = std::numeric_limits<float>::infinity();
+      return row;
+    }
+  };
+  Overflow model;
+  std::vector<Request> requests(3);
+  for (RequestId id = 0; id < 3; ++id) {
+    requests[id].id = id;
+    requests[id].prompt = {id == 1 ? 8 : 9, 1, 2, 3, 4, 5};
+    requests[id].first_scored = 1;
+    requests[id].sampling.max_tokens = id == 2 ? 4 : 0;
+  }
+  const Answers answers = answers_of(default_options(), model, requests);
+  for (RequestId id = 0; id < 3; ++id) {
+    const Choice& choice = answers.at(id).choices[0];
+    EXPECT_EQ(choice.finish_reason, id == 1 ? FinishReason::kLength : FinishReason::kError);
+    EXPECT_EQ(choice.error, id == 1 ? "" : non_finite_error());
+    EXPECT_TRUE(choice.tokens.empty());
   }
 }
 

@@ -56,6 +56,7 @@ class HistoryModel : public StepRunner {
     select(plan, result);
     num_tokens_ += batch.num_tokens();
     largest_step_ = std::max(largest_step_, batch.num_tokens());
+    most_logit_rows_ = std::max(most_logit_rows_, batch.logit_rows.size());
     last_plan_ = plan;
   }
 
@@ -74,6 +75,7 @@ class HistoryModel : public StepRunner {
   std::uint64_t num_tokens() const { return num_tokens_; }
   std::uint64_t num_fetched() const { return num_fetched_; }
   std::size_t largest_step() const { return largest_step_; }
+  std::size_t most_logit_rows() const { return most_logit_rows_; }
   const StepPlan& last_plan() const { return last_plan_; }
 
  protected:
@@ -98,9 +100,9 @@ class HistoryModel : public StepRunner {
       selected.finite = std::none_of(changed.begin(), changed.end(), [](float logit) { return std::isnan(logit) || logit > 3.5e38f; });
       selected.candidates = first_of(found_[2 * i], changed, row, wanted.num_candidates);
       selected.best = wanted.num_changes > 0 ? first_of(found_[2 * i + 1], row, row, wanted.num_best) : selected.candidates;
-      selected.maximum = device::maximum(row);
       const device::Isa isa = device::Isa::kPortable;
-      if (wanted.scale > 0.0) selected.mass = device::sum_of_exponentials(changed, device::maximum(changed), wanted.scale, isa);
+      selected.maximum = device::maximum(row, isa);
+      if (wanted.scale > 0.0) selected.mass = device::sum_of_exponentials(changed, device::maximum(changed, isa), wanted.scale, isa);
       if (wanted.log_sum != device::LogSum::kNone) selected.log_mass = device::sum_of_exponentials(row, selected.maximum, 1.0, isa);
       result.selections.push_back(selected);
     }
@@ -135,6 +137,7 @@ class HistoryModel : public StepRunner {
   std::uint64_t num_tokens_ = 0;
   std::uint64_t num_fetched_ = 0;
   std::size_t largest_step_ = 0;
+  std::size_t most_logit_rows_ = 0;
   StepPlan last_plan_;
 };
 

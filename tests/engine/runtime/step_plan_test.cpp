@@ -47,7 +47,7 @@ TEST(StepPlan, ComesBackAsItWas) {
   const StepPlan plan = example();
   std::vector<std::byte> bytes(1000);
   serialize(plan, bytes);
-  EXPECT_EQ(bytes.size(), 64u + 4 * 8 + 2 * 16 + 4 * 4 + 2 * 5 + 32 + 2 * 16);
+  EXPECT_EQ(bytes.size(), 64u + 4 * 8 + 2 * 20 + 4 * 4 + 2 * 5 + 32 + 2 * 16);
   StepPlan back = example();
   back.batch.token_ids.resize(99);
   back.reason = "old";

@@ -88,6 +88,15 @@ TEST(ChatTemplate, FurtherProgramsMatchTheReference) {
   }
 }
 
+TEST(ChatTemplate, ToolsInTheMannerOfLargeTemplatesMatchTheReference) {
+  const Json tools = Json::parse(read("jinja_tools.json"));
+  ASSERT_EQ(tools["cases"].size(), 9u);
+  for (const Json& unit : tools["cases"]) {
+    SCOPED_TRACE(unit["template"].dump());
+    expect_golden(unit["template"], tools["variables"], unit["expect"], tools["now"]);
+  }
+}
+
 TEST(ChatTemplate, AnErrorNamesItsLine) {
   try {
     render("a\n{% if true %}\n{{ nope.x }}\n{% endif %}");

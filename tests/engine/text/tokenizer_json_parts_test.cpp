@@ -1,6 +1,8 @@
 // Every part that a tokenizer.json may be made of, on small vocabularies: what the reference (the tokenizers library 0.22.2) answers.
 #include <gtest/gtest.h>
 
+#include "engine/text/gguf_pre_tokenizers.h"
+#include "engine/text/splitter.h"
 #include "tests/engine/text/tokenizer_test_data.h"
 
 namespace lockstep::text {
@@ -37,6 +39,31 @@ TEST(TokenizerJsonParts, EachEncodesDecodesAndStreamsAsInTheReference) {
       EXPECT_EQ(streamed + detokenizer.finish(), expected["decoded"].get<std::string>());
     }
   }
+}
+
+TEST(GgufPreTokenizers, EachFamilyCutsTextAsTheReferenceDoesWithItsExpressions) {
+  const json data = read_json(tokenizer_folder("pre_tokenizers.json"));
+  const auto text = data["text"].get<std::string>();
+  ASSERT_EQ(data["pieces"].size(), 16u);
+  for (const auto& [name, pieces] : data["pieces"].items()) {
+    SCOPED_TRACE(name);
+    const PreTokenizerFamily* family = find_pre_tokenizer(name);
+    ASSERT_NE(family, nullptr);
+    std::vector<Splitter::Step> steps;
+    for (const char* split : family->splits) {
+      if (split != nullptr) steps.push_back({.expression = Expression(split)});
+    }
+    Splitter::Scratch scratch;
+    Splitter(std::move(steps)).split(text, scratch);
+    EXPECT_EQ(std::vector<std::string>(scratch.words.begin(), scratch.words.end()), pieces.get<std::vector<std::string>>());
+  }
+}
+
+TEST(GgufPreTokenizers, AreFoundByEachOfTheirNames) {
+  EXPECT_EQ(find_pre_tokenizer("llama-bpe"), find_pre_tokenizer("pixtral"));
+  EXPECT_NE(find_pre_tokenizer("gpt-2"), find_pre_tokenizer("gpt-4o"));
+  for (const char* wrong : {"", "gpt", "gpt-2 phi-2", " ", "2"}) EXPECT_EQ(find_pre_tokenizer(wrong), nullptr) << wrong;
+  EXPECT_TRUE(pre_tokenizer_names().starts_with("default, gpt-2, "));
 }
 
 }  // namespace

@@ -226,7 +226,7 @@ TEST(Gguf, ATensorOfAnUnknownTypeIsRefusedOnlyWhenItIsNeeded) {
   builder.data = std::string(64, '\0');
   const GgufFile file = parse(folder, builder.tensor("odd", {8}, 99, 0).tensor("plain", {8}, 0, 32).str());
   EXPECT_NE(file.tensors->find("plain"), nullptr);
-  EXPECT_THAT(error_of([&] { file.tensors->find("odd"); }), HasSubstr("tensor 'odd' has type type 99, which is not supported yet"));
+  EXPECT_THAT(error_of([&] { file.tensors->find("odd"); }), HasSubstr("tensor 'odd' has type type 99, which is not supported;"));
 }
 
 }  // namespace

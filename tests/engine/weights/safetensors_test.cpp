@@ -81,6 +81,23 @@ TEST(Safetensors, AnIndexThatNamesAMissingFileOrTensorIsRefusedByName) {
   EXPECT_EQ(read_safetensors_folder(folder.path())->tensors().size(), 1u);
 }
 
+TEST(Safetensors, StrayFilesAndStrayCopiesBesideAnIndexAreNotLookedAt) {
+  const TemporaryFolder folder;
+  const std::string x = safetensors_file(R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8);
+  folder.write("a.safetensors", x);
+  folder.write(
+      "b.safetensors",
+      safetensors_file(R"({"x":{"dtype":"F16","shape":[9],"data_offsets":[0,18]},"y":{"dtype":"F32","shape":[1],"data_offsets":[18,22]}})",
+                       22));
+  folder.write("consolidated.safetensors", x);
+  folder.write("broken.safetensors", "no header");
+  folder.write("model.safetensors.index.json", R"({"weight_map":{"x":"a.safetensors","y":"b.safetensors"}})");
+  const auto source = read_safetensors_folder(folder.path());
+  EXPECT_EQ(source->files().size(), 2u);
+  EXPECT_EQ(source->tensors().size(), 2u);
+  EXPECT_EQ(source->find("x")->shape, std::vector<std::size_t>{2}) << "the copy in b.safetensors does not count";
+}
+
 TEST(Safetensors, AnIndexMustNotLeadOutOfTheFolder) {
   for (const char* name : {"../a.safetensors", "/etc/passwd", "sub/a.safetensors", "..", ".", "", "a\\\\b", "a\\u0000.safetensors"}) {
     const std::string index = std::string(R"({"weight_map":{"x":")") + name + "\"}}";

@@ -80,7 +80,20 @@ TEST(WeightSource, ColumnsOfBlockTypesAreCutBetweenBlocks) {
   file.tensors->read_rows(tensor, 0, 2, 64, 96, slice);
   EXPECT_TRUE(std::equal(slice.begin(), slice.begin() + 60, whole.begin() + 40));
   EXPECT_TRUE(std::equal(slice.begin() + 60, slice.end(), whole.begin() + 160 + 40));
-  EXPECT_THAT(error_of([&] { file.tensors->read_rows(tensor, 0, 1, 16, 32, slice); }), HasSubstr("not whole blocks of 32"));
+  EXPECT_THAT(error_of([&] { file.tensors->read_rows(tensor, 0, 1, 16, 32, slice); }), HasSubstr("not whole pieces of 32"));
+}
+
+TEST(WeightSource, ASuperBlockCutInsideComesAsAWhole) {
+  const GgufFile file = read_gguf(data_path("gguf/all_types.gguf"));
+  const StoredTensor& tensor = *file.tensors->find("t.Q4_K");
+  ASSERT_GE(tensor.columns(), 512u);
+  std::vector<std::byte> whole(tensor.bytes), slice(2 * 2 * 144);
+  file.tensors->read(tensor, 0, whole);
+  file.tensors->read_rows(tensor, 0, 2, 224, 64, slice);  // the last part of the first super-block, the first of the second
+  const std::size_t row = tensor.columns() / 256 * 144;
+  EXPECT_TRUE(std::equal(slice.begin(), slice.begin() + 288, whole.begin()));
+  EXPECT_TRUE(std::equal(slice.begin() + 288, slice.end(), whole.begin() + static_cast<std::ptrdiff_t>(row)));
+  EXPECT_THAT(error_of([&] { file.tensors->read_rows(tensor, 0, 1, 16, 32, slice); }), HasSubstr("not whole pieces of 32"));
 }
 
 TEST(WeightSource, RequireNamesWhatIsMissingAndBothShapes) {

@@ -1,0 +1,31 @@
+// Cohere: LayerNorm without bias, attention and feed-forward side by side on one norm, rotary pairs (2i, 2i + 1), scaled logits.
+// Source: Hugging Face transformers (CohereConfig).
+
+#include "engine/model/blocks.h"
+#include "engine/model/config_parts.h"
+#include "engine/model/registry.h"
+
+namespace lockstep::engine {
+namespace {
+
+void read(const JsonFields& fields, ModelSpec& spec) {
+  spec.norm.has_bias = false;
+  spec.rotary_pairs_interleaved = true;
+  spec.logit_scale = read_scale(fields, "logit_scale", 0.0625);
+  read_attention_bias(fields, false, true, spec);
+  refuse_flag(fields, "use_qk_norm");
+}
+
+parallel::Graph build(const ModelSpec& spec) {
+  return build_parallel_decoder(spec, standard_attention, standard_feed_forward, "model.norm");
+}
+
+constexpr ConfigKeys kKeys{
+    .norm_eps = "layer_norm_eps", .default_positions = 8192, .default_eps = 1e-5, .norm = device::Norm::Kind::kLayer, .tied = true};
+constexpr Family kFamilies[] = {{.architecture = "cohere", .class_name = "CohereForCausalLM", .keys = kKeys, .read = read, .build = build}};
+
+}  // namespace
+
+std::span<const Family> cohere_families() { return kFamilies; }
+
+}  // namespace lockstep::engine

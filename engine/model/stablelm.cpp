@@ -1,0 +1,32 @@
+// StableLM: LayerNorm, partial rotation, SwiGLU; attention and feed-forward one after the other or side by side.
+// Source: Hugging Face transformers (StableLmConfig).
+
+#include "engine/model/blocks.h"
+#include "engine/model/config_parts.h"
+#include "engine/model/registry.h"
+
+namespace lockstep::engine {
+namespace {
+
+void read(const JsonFields& fields, ModelSpec& spec) {
+  spec.attention_bias = fields.flag_or("use_qkv_bias", false);
+  spec.parallel_residual = fields.flag_or("use_parallel_residual", false);
+  refuse_flag(fields, "qk_layernorm");
+  default_rotary_part(fields, 0.25, spec);
+}
+
+parallel::Graph build(const ModelSpec& spec) {
+  if (!spec.parallel_residual) return build_decoder(spec);
+  return build_parallel_decoder(spec, standard_attention, standard_feed_forward, "model.norm");
+}
+
+constexpr ConfigKeys kKeys{
+    .norm_eps = "layer_norm_eps", .default_positions = 4096, .default_eps = 1e-5, .norm = device::Norm::Kind::kLayer};
+constexpr Family kFamilies[] = {
+    {.architecture = "stablelm", .class_name = "StableLmForCausalLM", .keys = kKeys, .read = read, .build = build}};
+
+}  // namespace
+
+std::span<const Family> stablelm_families() { return kFamilies; }
+
+}  // namespace lockstep::engine
