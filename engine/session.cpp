@@ -179,6 +179,7 @@ void Session::State::make_engine(parallel::RankGraph plan, LoadedShard shard) {
                     .prefill_chunk = options.prefill_chunk,
                     .num_blocks = kv.num_blocks,
                     .block_size = kv.block_size,
+                    .max_logit_rows = runner->max_logit_rows(),
                     .window = window_of_all_layers(runner->graph()),
                     .prefix_caching = options.prefix_caching,
                     .preempt_every = options.preempt_every},

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "device/cpu/threads_for_rank.h"
+#include "device/cpu/processors.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -35,7 +35,7 @@ void quantize(const RunConfig& config, void (*print)(std::string_view)) {
   options.model = config.model;
   options.output = config.quantize_output;
   options.type = *device::dtype_from_name(config.type);
-  options.threads = config.threads > 0 ? static_cast<std::size_t>(config.threads) : device::threads_for_rank(1);
+  options.threads = config.threads > 0 ? static_cast<std::size_t>(config.threads) : device::usable_processors();
   options.overwrite = config.overwrite;
   Totals totals;
   engine::quantise_model(options, [&](const engine::QuantisedTensor& tensor) {

@@ -58,8 +58,9 @@ int measure(const Job& job) {
         {"windows", result.num_windows},      {"window", result.window},       {"stride", result.stride}};
     print(json.dump() + "\n");
   } else {
-    print(fmt::format("perplexity {:.6f} ({:.6f} nats a token; {} of {} tokens scored, {} windows of {}, stride {})\n", result.perplexity(),
-                      result.mean_nll(), result.num_scored, result.num_tokens, result.num_windows, result.window, result.stride));
+    print(fmt::format("perplexity {:.6f} ({:.6f} nats a token; {} of {} tokens scored in {} window{} of {}, stride {})\n",
+                      result.perplexity(), result.mean_nll(), result.num_scored, result.num_tokens, result.num_windows,
+                      result.num_windows == 1 ? "" : "s", result.window, result.stride));
   }
   return 0;
 }

@@ -52,7 +52,10 @@ void CpuDevice::sum_experts(const Matrix& h, Rows rows, const float* routing, st
     gather_rows(h, expert_rows_, in);
     const Matrix products = scratch_matrix(expert_memory_[1], Activation::kFloat32, count, gate_up.spec().rows);
     linear(in, count, gate_up, nullptr, products, 0);
-    const Matrix inner = scratch_matrix(expert_memory_[2], activation_for(down.spec().dtype), count, gate_up.spec().rows / 2);
+    // Where block types are multiplied with floats (--activation-dtype), h stands as floats.
+    const bool as_floats = h.type == Activation::kFloat32 && info(gate_up.spec().dtype).block_quantised();
+    const Activation inner_type = as_floats ? Activation::kFloat32 : activation_for(down.spec().dtype);
+    const Matrix inner = scratch_matrix(expert_memory_[2], inner_type, count, gate_up.spec().rows / 2);
     gated(function, products, count, inner);
     const Matrix partial = scratch_matrix(expert_memory_[3], Activation::kFloat32, leaves.size() * count, hidden);
     linear(inner, count, down, nullptr, partial, 0);

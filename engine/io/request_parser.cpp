@@ -242,7 +242,8 @@ void finish_beams(const Draft& draft) {
     return;
   }
   for (const std::string& name : draft.given) {
-    const bool neutral = std::any_of(kNeutral.begin(), kNeutral.end(), [&](const Neutral& entry) { return entry.name == name; });
+    const bool neutral =  // its value was checked, but for that of echo where it is supported
+        name != "echo" && std::any_of(kNeutral.begin(), kNeutral.end(), [&](const Neutral& entry) { return entry.name == name; });
     const bool off = (name == "temperature" && sampling.temperature == 0.0f) || (name == "echo" && !draft.request.echo) ||
                      ((name == "logprobs" || name == "top_logprobs") && sampling.logprobs < 0);
     if (neutral || off || std::find(kWithBeams.begin(), kWithBeams.end(), name) != kWithBeams.end()) continue;

@@ -202,6 +202,7 @@ ModelSpec spec_from_gguf(const GgufFile& file) {
   spec.architecture = family.architecture;
   spec.source = metadata.source();
   spec.naming = NamingScheme::kGguf;
+  spec.rotary_pairs_interleaved = family.gguf_pairs_interleaved;
   spec.hidden_size = required_size(metadata, keys("embedding_length"), 1, SpecLimits::kHiddenSize);
   spec.num_layers = required_size(metadata, keys("block_count"), 1, SpecLimits::kLayers);
   spec.num_heads = required_size(metadata, keys("attention.head_count"), 1, SpecLimits::kHeads);

@@ -16,11 +16,7 @@ void read(const JsonFields& fields, ModelSpec& spec) {
 
 parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec); }
 
-/// The converter of these files put the rows of q and k in the order of rotary pairs.
-void read_gguf(const GgufFile& file, ModelSpec& spec) {
-  biases_from_tensors(file, spec);
-  spec.rotary_pairs_interleaved = true;
-}
+void read_gguf(const GgufFile& file, ModelSpec& spec) { biases_from_tensors(file, spec); }
 
 constexpr ModuleNames kModules[] = {
     {"model.embed_tokens", "token_embd"},
@@ -43,6 +39,7 @@ constexpr Family kFamilies[] = {{.architecture = "llama",
                                  .build = build,
                                  .gguf = "llama",
                                  .modules = kModules,
+                                 .gguf_pairs_interleaved = true,
                                  .read_gguf = read_gguf}};
 
 }  // namespace

@@ -50,6 +50,8 @@ struct Family {
   /// Names in GGUF files, where general.architecture is `gguf`; none: such files are refused.
   std::string_view gguf = {};
   std::span<const ModuleNames> modules = {};
+  /// The converter of such files put rows of q and k in the order of rotary pairs.
+  bool gguf_pairs_interleaved = false;
   /// What a GGUF file's spec has beside what all have; may be null.
   void (*read_gguf)(const GgufFile& file, ModelSpec& spec) = nullptr;
 };

@@ -13,9 +13,17 @@ namespace {
 
 /// As convert scripts name the architectures in GGUF files.
 std::string gguf_architecture(const ModelSpec& spec) {
-  if (spec.architecture == "llama") return "llama";
-  throw std::runtime_error(spec.source + ": a Hugging Face folder of architecture '" + spec.architecture +
-                           "' cannot be turned into GGUF; supported: llama (a GGUF file of it can be quantised)");
+  const Family& family = family_of(spec.architecture);
+  const bool has_names = !family.gguf.empty() && family.keys.norm == device::Norm::Kind::kRms;
+  if (has_names && spec.rope.scaling == RopeScaling::kNone && spec.windows.empty()) return std::string(family.gguf);
+  std::string supported;
+  for (const Family* other : all_families()) {
+    if (!other->gguf.empty() && other->keys.norm == device::Norm::Kind::kRms)
+      supported += (supported.empty() ? "" : ", ") + std::string(other->gguf);
+  }
+  const std::string what = has_names ? " with rotary scaling or sliding windows" : "";
+  throw std::runtime_error(spec.source + ": a Hugging Face folder of architecture '" + spec.architecture + "'" + what +
+                           " cannot be turned into GGUF; supported: " + supported + " (a GGUF file of it can be quantised)");
 }
 
 void set_sizes(const ModelSpec& spec, const std::string& architecture, GgufMetadataBuilder& metadata) {
@@ -29,7 +37,7 @@ void set_sizes(const ModelSpec& spec, const std::string& architecture, GgufMetad
   metadata.set_uint32(key("attention.head_count_kv"), spec.num_kv_heads);
   metadata.set_uint32(key("attention.key_length"), spec.head_dim);
   metadata.set_uint32(key("attention.value_length"), spec.head_dim);
-  metadata.set_float32(key("attention.layer_norm_rms_epsilon"), spec.rms_norm_eps);
+  metadata.set_float32(key("attention.layer_norm_rms_epsilon"), spec.norm.eps);
   metadata.set_uint32(key("rope.dimension_count"), spec.rope.rotary_dim);
   metadata.set_float32(key("rope.freq_base"), static_cast<float>(spec.rope.theta));
 }
@@ -60,7 +68,7 @@ void set_vocabulary(text::GgufVocabulary vocabulary, GgufMetadataBuilder& metada
   metadata.set_flag("tokenizer.ggml.add_bos_token", vocabulary.add_bos == 1);
   metadata.set_flag("tokenizer.ggml.add_eos_token", vocabulary.add_eos == 1);
   metadata.set_texts("tokenizer.ggml.tokens", std::move(vocabulary.tokens));
-  if (vocabulary.model != "llama") return metadata.set_texts("tokenizer.ggml.merges", std::move(vocabulary.merges));
+  if (vocabulary.scores.empty()) return metadata.set_texts("tokenizer.ggml.merges", std::move(vocabulary.merges));
   metadata.set_float32s("tokenizer.ggml.scores", vocabulary.scores);
   metadata.set_flag("tokenizer.ggml.add_space_prefix", vocabulary.add_space_prefix == 1);
 }
@@ -94,13 +102,15 @@ std::vector<SourceTensor> tensors_from_folder(const OpenedModel& model) {
   const ModelSpec& spec = model.spec;
   const Family& family = family_of(spec.architecture);
   const parallel::Graph graph = family.build(spec);
+  ModelSpec in_gguf = spec;
+  in_gguf.naming = NamingScheme::kGguf;
   std::vector<SourceTensor> tensors;
   for (const parallel::TensorDecl& decl : graph.tensors) {
     const std::array<std::size_t, 2> shape{decl.rows, decl.columns};
     const auto wanted = std::span(shape).subspan(decl.is_vector() ? 1 : 0);
-    const StoredTensor& stored = model.weights->require(stored_name(family, NamingScheme::kHuggingFace, decl.name), wanted);
-    const bool moves = decl.rotary_rows && !spec.rotary_pairs_interleaved && spec.rope.rotary_dim > 0;
-    tensors.push_back({&stored, stored_name(family, NamingScheme::kGguf, decl.name), moves ? spec.head_dim : 0});
+    const StoredTensor& stored = model.weights->require(stored_name(family, spec, decl.name), wanted);
+    const bool moves = family.gguf_pairs_interleaved && decl.rotary_rows && spec.rope.rotary_dim > 0;
+    tensors.push_back({&stored, stored_name(family, in_gguf, decl.name), moves ? spec.head_dim : 0});
   }
   return tensors;
 }
@@ -121,9 +131,9 @@ void check_same_model(const ModelSpec& read, const ModelSpec& written) {
                     read.num_kv_heads == written.num_kv_heads && read.head_dim == written.head_dim &&
                     read.intermediate_size == written.intermediate_size && read.vocab_size == written.vocab_size &&
                     read.max_position_embeddings == written.max_position_embeddings);
-  same("norm", read.rms_norm_eps == written.rms_norm_eps);
-  same("rotary embedding",
-       static_cast<float>(read.rope.theta) == static_cast<float>(written.rope.theta) && read.rope.rotary_dim == written.rope.rotary_dim);
+  same("norm", read.norm.kind == written.norm.kind && read.norm.eps == written.norm.eps);
+  same("rotary embedding", static_cast<float>(read.rope.theta) == static_cast<float>(written.rope.theta) &&
+                               read.rope.rotary_dim == written.rope.rotary_dim && read.rope.scaling == written.rope.scaling);
   same("biases", read.attention_bias == written.attention_bias && read.attention_output_bias == written.attention_output_bias &&
                      read.mlp_bias == written.mlp_bias);
   same("head", read.tie_word_embeddings == written.tie_word_embeddings);

@@ -128,7 +128,7 @@ void Coordinator::finish_beams(const std::shared_ptr<Group>& group) {
     choice.beam_score = finished[i].score;
     choice.finish_reason = finished[i].at_end_token ? FinishReason::kStop : FinishReason::kLength;
     if (options_.tokenizer == nullptr) continue;
-    text::IncrementalDetokenizer detokenizer(*options_.tokenizer);
+    text::IncrementalDetokenizer detokenizer(*options_.tokenizer, true, group->request.prompt);
     const std::size_t num_of_text = choice.tokens.size() - (finished[i].at_end_token ? 1 : 0);
     for (std::size_t at = 0; at < num_of_text; ++at) choice.text += detokenizer.append(choice.tokens[at]);
     choice.text += detokenizer.finish();

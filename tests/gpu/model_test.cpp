@@ -43,6 +43,9 @@ Golden golden_of(const std::string& name) {
 const std::vector<std::string> kFloatModels{"llama-mha",         "llama-gqa",     "llama-gqa-bf16", "llama-gqa-fp16",
                                             "llama-gqa-sharded", "llama-tied",    "llama-bias",     "llama-headdim",
                                             "llama-gqa-F32",     "llama-gqa-F16", "llama-gqa-BF16"};
+const std::vector<std::string> kOtherFamilies{"gpt2", "gemma2", "gemma3", "olmo2", "qwen3", "bloom", "llama-dynamic"};
+/// A rounding that tips a router to another expert is not explained by what it does elsewhere: in fp32 only.
+const std::vector<std::string> kMixtures{"qwen2-moe"};
 const std::vector<std::string> kBlockModels{"gqa288-Q8_0", "gqa288-Q4_0", "gqa288-Q4_1"};
 
 std::vector<std::int32_t> prompt_of(const Golden& golden, const std::string& prompt) {
@@ -166,6 +169,9 @@ std::string test_name(const testing::TestParamInfo<std::tuple<std::string, int>>
 
 const auto kRanks = testing::Values(1, 2, 3, 4);
 INSTANTIATE_TEST_SUITE_P(Models, ExactOnGpus, testing::Combine(testing::ValuesIn(kFloatModels), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(OtherFamilies, ExactOnGpus, testing::Combine(testing::ValuesIn(kOtherFamilies), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(Mixtures, ExactOnGpus, testing::Combine(testing::ValuesIn(kMixtures), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(OtherFamilies, FloatTypesOnGpus, testing::Combine(testing::ValuesIn(kOtherFamilies), kRanks), test_name);
 INSTANTIATE_TEST_SUITE_P(BlockModels, ExactOnGpus, testing::Combine(testing::ValuesIn(kBlockModels), kRanks), test_name);
 INSTANTIATE_TEST_SUITE_P(Models, FloatTypesOnGpus, testing::Combine(testing::ValuesIn(kFloatModels), kRanks), test_name);
 INSTANTIATE_TEST_SUITE_P(Models, BlockTypesOnGpus, testing::Combine(testing::ValuesIn(kBlockModels), kRanks), test_name);

@@ -135,11 +135,12 @@ TEST(CommandLine, EveryOptionMeansTheSameAsFlagAndInAFile) {
     SCOPED_TRACE(option.name);
     const bool is_switch = option.kind == OptionKind::kSwitch;
     ASSERT_TRUE(is_switch || examples().contains(option.name)) << "give it an example";
-    const Example example = is_switch ? Example{"", "true"} : examples().at(option.name);
+    const bool is_on = option.name == "enable-prefix-caching";  // without being given: the example turns it off
+    const Example example = is_switch ? Example{"", is_on ? "false" : "true"} : examples().at(option.name);
 
     const Arguments without = runnable(option);
     Arguments by_flag = without;
-    by_flag.push_back("--" + option.name);
+    by_flag.push_back((is_on ? "--no-" : "--") + option.name);
     if (!is_switch) by_flag.push_back(example.flag);
     const RunConfig from_flag = parse(by_flag).config;
 
