@@ -391,5 +391,13 @@ TEST_F(DeviceOnGpu, WhatItCanDoIsMeasured) {
   EXPECT_GT(lockstep_cuda_plugin()->measure_peak_flops(gpu()), 1e3);
 }
 
+TEST(ChooseOrdinal, IsTheLocalRankAmongTheVisibleDevicesOrTheOnlyOne) {
+  for (int local_rank = 0; local_rank < 4; ++local_rank) EXPECT_EQ(choose_ordinal(4, local_rank, 4, false), local_rank);
+  for (int local_rank = 0; local_rank < 2; ++local_rank) EXPECT_EQ(choose_ordinal(1, local_rank, 2, false), 0) << "each task sees its own";
+  EXPECT_THROW(choose_ordinal(2, 0, 3, false), std::invalid_argument);
+  EXPECT_EQ(choose_ordinal(2, 2, 3, true), 0);
+  EXPECT_THROW(choose_ordinal(0, 0, 1, true), std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace lockstep::device::cuda

@@ -186,6 +186,26 @@ TEST(Files, APlaceOfOneMachineIsFound) {
   EXPECT_THAT(machine_names("docs" + slash + "home" + slash + "index.md"), IsEmpty());
 }
 
+TEST(Docs, NameTestsThatExist) {
+  std::set<std::string> tests;
+  static const std::regex declaration(R"(TEST(?:_F|_P)?\((\w+), (\w+)\))");
+  for (const fs::path& path : files_below(kRoot / "tests")) {
+    if (path.extension() != ".cpp") continue;
+    const std::string text = contents(path);
+    for (std::sregex_iterator found(text.begin(), text.end(), declaration), end; found != end; ++found)
+      tests.insert((*found)[1].str() + "." + (*found)[2].str());
+  }
+  static const std::regex named(R"(`([A-Z]\w+\.[A-Z]\w+)`)");
+  const std::string table = contents(kRoot / "docs" / "field-faults.md");
+  std::vector<std::string> missing;
+  std::size_t count = 0;
+  for (std::sregex_iterator found(table.begin(), table.end(), named), end; found != end; ++found, ++count) {
+    if (!tests.contains((*found)[1].str())) missing.push_back((*found)[1].str());
+  }
+  EXPECT_GT(count, 34u) << "one for each fault";
+  EXPECT_THAT(missing, IsEmpty());
+}
+
 /// Sources of a size that one reads in a sitting. Tests may be longer.
 TEST(Files, AreNotTooLong) {
   std::vector<std::string> too_long;
