@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/self.h"
+#include "device/cuda/cuda_device.h"
 #include "tests/gpu/gpus.h"
 #include "tests/simt/attention_scene.h"  // no emulator call
 
