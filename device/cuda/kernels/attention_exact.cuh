@@ -112,9 +112,11 @@ struct ExactSpans {
       }
       float* to = shared + layout.probabilities + i % kSpan * kTileRows + i / kSpan * 4;
 #pragma unroll
+      for (unsigned j = 0; j < 4; ++j) to[j] = sums[j] * arguments.scale;
+        // One after the other, where they stand: tanh, with its divisions, four times over would need more registers than there are.
+#pragma unroll 1
       for (unsigned j = 0; j < 4; ++j) {
         const unsigned row = i / kSpan * 4 + j;
-        to[j] = sums[j] * arguments.scale;
         if (row < tile.num_rows) to[j] = bend_score(arguments.bend, tile.head_of(row), span * kSpan + i % kSpan, to[j]);
       }
     }

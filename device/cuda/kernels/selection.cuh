@@ -269,11 +269,12 @@ __global__ void __launch_bounds__(kCandidateThreads) find_candidates(SelectionVi
     const unsigned those_equal = __ballot_sync(0xFFFFFFFFu, inside && order == last);
     const unsigned place_before = before + static_cast<unsigned>(__popc(those_before & lower));
     const unsigned place_equal = equal + static_cast<unsigned>(__popc(those_equal & lower));
-    Candidate candidate;
-    candidate.logit = logit;
-    candidate.id = first + lane;
-    if (inside && order < last) to[place_before] = candidate;
-    if (inside && order == last && place_equal < missing) to[count - missing + place_equal] = candidate;
+    const bool takes_equal = order == last && place_equal < missing;
+    if (inside && (order < last || takes_equal)) {
+      Candidate& place = to[takes_equal ? count - missing + place_equal : place_before];
+      place.logit = logit;
+      place.id = first + lane;
+    }
     before += static_cast<unsigned>(__popc(those_before));
     equal += static_cast<unsigned>(__popc(those_equal));
   }
