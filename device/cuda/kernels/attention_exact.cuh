@@ -99,7 +99,7 @@ struct ExactSpans {
   }
 
   /// A thread has one key and four rows at a time.
-  __device__ void score(unsigned span) const {
+  __device__ void score() const {
     const unsigned head_dim = arguments.heads.head_dim;
     for (unsigned i = threadIdx.x; i < kSpan * ((tile.num_rows + 3) / 4); i += kAttentionThreads) {
       const float* key = shared + layout.vectors + i % kSpan * layout.row;
@@ -113,12 +113,6 @@ struct ExactSpans {
       float* to = shared + layout.probabilities + i % kSpan * kTileRows + i / kSpan * 4;
 #pragma unroll
       for (unsigned j = 0; j < 4; ++j) to[j] = sums[j] * arguments.scale;
-        // One after the other, where they stand: tanh, with its divisions, four times over would need more registers than there are.
-#pragma unroll 1
-      for (unsigned j = 0; j < 4; ++j) {
-        const unsigned row = i / kSpan * 4 + j;
-        if (row < tile.num_rows) to[j] = bend_score(arguments.bend, tile.head_of(row), span * kSpan + i % kSpan, to[j]);
-      }
     }
   }
 
@@ -153,6 +147,15 @@ struct ExactSpans {
     }
   }
 
+  /// Caps and slopes of the scores, where they stand: within score() the divisions would cost local memory.
+  __device__ void bend(unsigned span) const {
+    for (unsigned i = threadIdx.x; i < kSpan * tile.num_rows; i += kAttentionThreads) {
+      const unsigned key = i / tile.num_rows, row = i % tile.num_rows;
+      float& score = shared[layout.probabilities + key * kTileRows + row];
+      score = bend_score(arguments.bend, tile.head_of(row), span * kSpan + key, score);
+    }
+  }
+
   /// A thread has one dim and four rows at a time.
   __device__ void add_values(unsigned span) const {
     const unsigned head_dim = arguments.heads.head_dim;
@@ -180,8 +183,12 @@ struct ExactSpans {
   __device__ void compute(unsigned span) const {
     load_vectors(span, 0);
     __syncthreads();
-    score(span);
+    score();
     __syncthreads();
+    if (arguments.bend.soft_cap != 0.0f || arguments.bend.slopes != nullptr) {
+      bend(span);
+      __syncthreads();
+    }
     load_vectors(span, arguments.cache.value_offset());
     soften(span);
     __syncthreads();
@@ -194,7 +201,7 @@ struct ExactSpans {
 /// keys and values that the tile sees, 4 head_dim a row of queries and outputs, and what walk_units says. Operations: 4 head_dim a row and
 /// key.
 template <class Element>
-__global__ void __launch_bounds__(kAttentionThreads) attention_exact(AttentionArguments arguments) {
+__global__ void __launch_bounds__(kAttentionThreads, 6) attention_exact(AttentionArguments arguments) {
   LOCKSTEP_DYNAMIC_SHARED(float, shared);
   LOCKSTEP_SHARED(Blends, blends);
   const unsigned index = blockIdx.x / arguments.parts, part = blockIdx.x % arguments.parts;

@@ -70,6 +70,7 @@ void expect_values(const Opened& opened, const std::vector<float>& expected, con
     const auto wanted = part_of(expected, columns, slice);
     const auto found = opened.slice(slice);
     ASSERT_EQ(found.size(), wanted.size());
+    if (wanted.empty()) continue;
     EXPECT_EQ(std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(float)), 0)
         << what << ": rows " << slice.first_row << " + " << slice.num_rows << ", columns " << slice.first_column << " + "
         << slice.num_columns;
