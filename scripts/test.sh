@@ -34,7 +34,7 @@ not_long=(--label-exclude long)
 [ $full = no ] || not_long=()
 
 # Under the sanitizers every kernel and collective runs, but not whole models and programs, which take minutes there and add no code to look at.
-whole_models='Models/|OtherFamilies/|Mixtures/|ContractOn|ProgramOnGpus|DecodeCost|FailureOnGpus|FastReduction'
+whole_models='Models/|OtherFamilies/|Mixtures/|Wider/|ContractOn|ProgramOnGpus|DecodeCost|FailureOnGpus|FastReduction'
 for sanitizer in asan tsan; do
   say "build for $sanitizer"
   scripts/build.sh $sanitizer

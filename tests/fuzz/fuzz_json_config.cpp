@@ -17,8 +17,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   spec.vocab_size = 257;
   try {
     spec = engine::spec_from_hf_config(text, "fuzz");
-    const bool sane = spec.num_heads > 0 && spec.num_kv_heads > 0 && spec.num_heads % spec.num_kv_heads == 0 && spec.head_dim > 0 &&
-                      spec.norm.eps > 0.0f;
+    const bool sane =
+        spec.num_heads > 0 && spec.num_kv_heads > 0 && spec.num_heads % spec.num_kv_heads == 0 && spec.head_dim > 0 && spec.norm.eps > 0.0f;
     if (!sane) std::abort();
     if (spec.num_layers <= 8 && spec.experts.count <= 16) (void)engine::family_of(spec.architecture).build(spec);
   } catch (const std::exception&) {
