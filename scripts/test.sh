@@ -33,8 +33,9 @@ final=release
 not_long=(--label-exclude long)
 [ $full = no ] || not_long=()
 
-# Under the sanitizers every kernel and collective runs, but not whole models and programs, which take minutes there and add no code to look at.
-whole_models='Models/|OtherFamilies/|Mixtures/|Wider/|ContractOn|ProgramOnGpus|DecodeCost|FailureOnGpus|FastReduction'
+# Under the sanitizers every kernel and collective runs, but not whole models and programs, which take minutes there, or more threads and memory than
+# the thread sanitizer can have, and add no code to look at.
+whole_models='SelectionOnGpus|Models/|OtherFamilies/|Mixtures/|Wider/|ContractOn|ProgramOnGpus|DecodeCost|FailureOnGpus|FastReduction'
 for sanitizer in asan tsan; do
   say "build for $sanitizer"
   scripts/build.sh $sanitizer
