@@ -10,16 +10,6 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 json small_tokenizer() {
   return json::parse(R"({
     "added_tokens": [{"id": 3, "content": "<s>", "special": true}],

@@ -165,16 +165,6 @@ TEST(SentencePiece, TakesTokensAndFlagsOfTheFolder) {
   EXPECT_EQ(older->decode(Ids{700}), "<pad>");
 }
 
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 std::string model_error(const std::string& bytes, const char* config = "", const char* added = "") {
   return error_of([&] { tokenizer_from_sentencepiece("dir/tokenizer.model", bytes, config, "", added); });
 }

@@ -29,6 +29,17 @@ inline std::string read_text(const std::filesystem::path& path) {
 
 inline nlohmann::json read_json(const std::filesystem::path& path) { return nlohmann::json::parse(read_text(path)); }
 
+/// What `function` throws, in words; "no error" if it does not.
+template <typename Function>
+std::string error_of(Function function) {
+  try {
+    function();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
 /// The vocabulary of a tokenizer.json as a GGUF file would have it.
 inline GgufVocabulary as_gguf(const std::string& name, const std::string& pre) {
   const nlohmann::json file = read_json(tokenizer_folder(name) / "tokenizer.json");
