@@ -5,7 +5,7 @@
 
 namespace lockstep::comm {
 
-/// What every rank of a communicator must give alike.
+/// What every rank of a communicator must give alike (but own_processors).
 struct CommunicatorOptions {
   /// A rank that is later than this in a collective is named in a CommError on every rank. It must be longer than any work between two
   /// calls, loading included.
@@ -15,6 +15,8 @@ struct CommunicatorOptions {
   /// An all_reduce is cut in slices, one per rank, when that saves each rank more than so many additions; else every rank adds up the
   /// whole.
   std::size_t slice_from_additions = 2048;
+  /// No other thread of the job needs the processor of a rank that waits, so it may look for long before it sleeps.
+  bool own_processors = false;
 };
 
 inline constexpr std::size_t min_slot_bytes = std::size_t{4} << 10;

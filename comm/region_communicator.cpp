@@ -12,7 +12,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int spins = 256;                                           // about ten microseconds, longer than ranks in step are apart
 constexpr auto longest_sleep = std::chrono::milliseconds(20);        // so that an abort or the deadline is seen
 constexpr auto time_between_looks = std::chrono::milliseconds(100);  // at the peers' locks
 
@@ -44,9 +43,14 @@ class RegionCommunicator::Call {
   RankStatus& status_;
 };
 
-RegionCommunicator::RegionCommunicator(std::shared_ptr<SharedRegion> region, int rank, std::chrono::milliseconds deadline,
+RegionCommunicator::RegionCommunicator(std::shared_ptr<SharedRegion> region, int rank, const CommunicatorOptions& options,
                                        std::string_view name)
-    : region_(std::move(region)), rank_(rank), size_(region_->size()), deadline_(deadline), name_(name) {
+    : region_(std::move(region)),
+      rank_(rank),
+      size_(region_->size()),
+      deadline_(options.deadline),
+      spin_time_(device::spin_time(options.own_processors)),
+      name_(name) {
   region_->status(rank_).attached.store(1, std::memory_order_release);
 }
 
@@ -201,10 +205,7 @@ void RegionCommunicator::close_round() {
 }
 
 void RegionCommunicator::wait_for(int peer) {
-  for (int spin = 0; spin < spins; ++spin) {
-    device::spin_pause();
-    if (arrived(peer)) return;
-  }
+  if (device::spin_until([&] { return arrived(peer); }, spin_time_)) return;
   Arrival& arrival = region_->arrival(peer);
   const auto start = Clock::now();
   auto next_look = start + time_between_looks;

@@ -7,6 +7,7 @@
 
 #include "comm/call_record.h"
 #include "comm/communicator.h"
+#include "comm/options.h"
 #include "comm/shared_region.h"
 #include "comm/tree_sum.h"
 
@@ -20,7 +21,7 @@ namespace lockstep::comm {
 class RegionCommunicator final : public Communicator {
  public:
   /// Attaches as `rank`, and returns at once.
-  RegionCommunicator(std::shared_ptr<SharedRegion> region, int rank, std::chrono::milliseconds deadline, std::string_view name);
+  RegionCommunicator(std::shared_ptr<SharedRegion> region, int rank, const CommunicatorOptions& options, std::string_view name);
   ~RegionCommunicator() override;
   RegionCommunicator(const RegionCommunicator&) = delete;
   RegionCommunicator& operator=(const RegionCommunicator&) = delete;
@@ -62,6 +63,7 @@ class RegionCommunicator final : public Communicator {
   const int rank_;
   const int size_;
   const std::chrono::milliseconds deadline_;
+  const std::chrono::nanoseconds spin_time_;
   const std::string_view name_;
   std::uint32_t epoch_ = 0;
   std::chrono::steady_clock::time_point next_look_;  // of check(), at the peers' locks

@@ -178,7 +178,7 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& name, int
     region->abort(reason);
     throw CommError(reason);
   }
-  auto communicator = std::make_unique<RegionCommunicator>(region, rank, options.deadline, "shm");
+  auto communicator = std::make_unique<RegionCommunicator>(region, rank, options, "shm");
   communicator->barrier();
   return communicator;
 }

@@ -134,7 +134,8 @@ Devices open_devices(const RankContext& context, const comm::CudaPlugin* plugin,
     return {nullptr,
             device::make_cpu_device({.num_threads = context.placement.num_threads,
                                      .isa = instruction_set(context.config),
-                                     .processors = context.placement.processors}),
+                                     .processors = context.placement.processors,
+                                     .own_processors = context.placement.own_processors}),
             nullptr};
   }
   comm::CudaRank rank = plugin->open_rank(communicator, gpu_options(context));
@@ -233,10 +234,11 @@ int run_threads(const RankContext& context) {
   const auto size = static_cast<int>(context.config.tensor_parallel_size);
   comm::CommunicatorOptions options;
   options.deadline = deadline_of(context.config);
-  auto communicators = comm::make_thread_communicators(size, options);
-  std::vector<int> exit_codes(static_cast<std::size_t>(size));
   std::vector<device::Placement> placements;  // before any thread is bound
   for (int rank = 0; rank < size; ++rank) placements.push_back(place(context.config, rank, size));
+  options.own_processors = std::all_of(placements.begin(), placements.end(), [](const device::Placement& each) { return each.own_processors; });
+  auto communicators = comm::make_thread_communicators(size, options);
+  std::vector<int> exit_codes(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   const auto run = [&](std::size_t rank) {
     bool failed = false;
@@ -269,7 +271,10 @@ int run_process(const RunConfig& config, const RankEnvironment& ranks, RankContr
   int exit_code = 0;
   {
     control.set_phase("connect ranks");
-    ReportingCommunicator communicator(world.make_communicator(kind, deadline_of(config)), control);
+    comm::CommunicatorOptions options;
+    options.deadline = deadline_of(config);
+    options.own_processors = context.placement.own_processors;
+    ReportingCommunicator communicator(world.make_communicator(kind, options), control);
     exit_code = run_rank(context, communicator, failed);
     if (failed && world.size() > 1) {
       if (world.rank() != 0) std::this_thread::sleep_for(kLetRankZeroSpeak);

@@ -71,9 +71,7 @@ World::World(const RunConfig& config, const RankEnvironment& ranks) {
   MPI_Comm_free(&local);
 }
 
-std::unique_ptr<comm::Communicator> World::make_communicator(const std::string& kind, std::chrono::milliseconds deadline) const {
-  comm::CommunicatorOptions options;
-  options.deadline = deadline;
+std::unique_ptr<comm::Communicator> World::make_communicator(const std::string& kind, const comm::CommunicatorOptions& options) const {
   if (kind == "self" || !uses_mpi_) return comm::make_self_communicator();
   if (kind == "mpi") return comm::make_mpi_communicator(MPI_COMM_WORLD, options);
   std::unique_ptr<comm::ShmRegion> region;

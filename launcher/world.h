@@ -1,10 +1,10 @@
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <string>
 
 #include "comm/communicator.h"
+#include "comm/options.h"
 #include "launcher/launch.h"
 #include "launcher/run_config.h"
 
@@ -39,7 +39,7 @@ class World {
   };
 
   /// Collective. `kind` as choose_communicator() gives it, but for "threads". @throws comm::CommError
-  std::unique_ptr<comm::Communicator> make_communicator(const std::string& kind, std::chrono::milliseconds deadline) const;
+  std::unique_ptr<comm::Communicator> make_communicator(const std::string& kind, const comm::CommunicatorOptions& options) const;
 
   /// Collective: to be called once, after everything else went well and the communicator is gone.
   void finalize();

@@ -13,6 +13,7 @@ struct CpuOptions {
   std::size_t num_threads = 1;               // the calling thread included; see placement.h
   Isa isa = supported_isas().back();         // the best of this machine by default
   std::vector<std::vector<int>> processors;  // [num_threads]: where each thread may run, the calling one too; empty: anywhere
+  bool own_processors = false;               // no other thread of the job needs the processor of a waiting one: placement.h
 };
 
 /// A device on the processors of this process. Threads start here and end with the device; no step allocates once buffers have grown to its

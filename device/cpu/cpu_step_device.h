@@ -70,7 +70,7 @@ class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const CpuOptions& options)
       : kernels_(kernels_for(options.isa)),
-        pool_(options.num_threads, options.processors),
+        pool_(options.num_threads, options.processors, options.own_processors),
         copies_(pool_.size()),
         attention_(pool_.size(), kernels_),
         selection_(pool_, options.isa),

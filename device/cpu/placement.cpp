@@ -144,6 +144,9 @@ Placement place_rank(const std::vector<Core>& cores, const PlacementRequest& req
     if (request.threads > 0) return request.threads;
     return std::max<std::size_t>(1, std::min(threads, request.quota / ranks));
   };
+  const auto have_own = [&](std::size_t processors) {
+    return placement.num_threads <= processors && placement.num_threads <= request.quota / ranks;
+  };
   if (ranks > all.size()) {
     placement.num_threads = limited(1);
     return placement;
@@ -151,12 +154,14 @@ Placement place_rank(const std::vector<Core>& cores, const PlacementRequest& req
   if (ranks > cores.size()) {
     const Range own = part_of({0, all.size()}, rank, ranks);
     placement.num_threads = limited(own.size());
+    placement.own_processors = have_own(own.size());
     placement.processors.assign(placement.num_threads,
                                 {all.begin() + static_cast<std::ptrdiff_t>(own.begin), all.begin() + static_cast<std::ptrdiff_t>(own.end)});
     return placement;
   }
   const Range own = cores_of_rank(cores, rank, ranks);
   placement.num_threads = limited(own.size());
+  placement.own_processors = have_own(processors_of(cores, own).size());
   if (ranks == 1 && placement.num_threads != own.size()) return placement;  // free on all of them: no need to bind
   for (std::size_t thread = 0; thread < placement.num_threads; ++thread)
     placement.processors.push_back(processors_of_thread(cores, own, thread, placement.num_threads));

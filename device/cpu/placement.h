@@ -31,6 +31,7 @@ struct PlacementRequest {
 struct Placement {
   std::size_t num_threads = 1;
   std::vector<std::vector<int>> processors;  // [num_threads]: where each may run; empty: not bound
+  bool own_processors = false;               // the ranks together have no more threads than processors
 };
 
 /// Every rank has cores of its own, as many as the others but for one, of one memory node where there are as many ranks as nodes, else of

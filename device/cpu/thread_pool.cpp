@@ -13,8 +13,6 @@
 namespace lockstep::device::cpu {
 namespace {
 
-constexpr int kSpins = 300;  // about 7 us, then a futex; measured: half the cost of spinning on when there are more threads than cores
-constexpr int kStartSpins = 3000;       // between two steps the first thread samples and schedules: a sleep each time would cost more
 constexpr std::size_t kFewThreads = 8;  // that look at each other's flags themselves
 constexpr std::chrono::seconds kSleep{3600};
 
@@ -33,8 +31,8 @@ FloatMode::FloatMode() = default;
 FloatMode::~FloatMode() = default;
 #endif
 
-ThreadPool::ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors)
-    : arrivals_(std::make_unique<Flag[]>(num_threads > 0 ? num_threads : 1)) {
+ThreadPool::ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors, bool own_processors)
+    : spin_time_(spin_time(own_processors)), arrivals_(std::make_unique<Flag[]>(num_threads > 0 ? num_threads : 1)) {
   workers_.reserve(num_threads > 0 ? num_threads - 1 : 0);
   for (std::size_t thread = 1; thread < num_threads; ++thread) {
     workers_.emplace_back([this, thread, own = thread < processors.size() ? processors[thread] : std::vector<int>{}] {
@@ -63,12 +61,9 @@ std::uint32_t ThreadPool::advance(Flag& flag) noexcept {
   return epoch;
 }
 
-void ThreadPool::wait_for(Flag& flag, std::uint32_t epoch, int spins) noexcept {
+void ThreadPool::wait_for(Flag& flag, std::uint32_t epoch) noexcept {
   const auto behind = [epoch](std::uint32_t seen) { return static_cast<std::int32_t>(seen - epoch) < 0; };
-  for (int spin = 0; spin < spins; ++spin) {
-    if (!behind(flag.epoch.load(std::memory_order_acquire))) return;
-    spin_pause();
-  }
+  if (spin_until([&] { return !behind(flag.epoch.load(std::memory_order_acquire)); }, spin_time_)) return;
   flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
   for (std::uint32_t seen = flag.epoch.load(std::memory_order_seq_cst); behind(seen); seen = flag.epoch.load(std::memory_order_seq_cst)) {
     futex_wait(flag.epoch, seen, kSleep);
@@ -77,13 +72,13 @@ void ThreadPool::wait_for(Flag& flag, std::uint32_t epoch, int spins) noexcept {
 }
 
 void ThreadPool::wait_for_others(std::uint32_t epoch) noexcept {
-  for (std::size_t peer = 0; peer < size(); ++peer) wait_for(arrivals_[peer], epoch, kSpins);
+  for (std::size_t peer = 0; peer < size(); ++peer) wait_for(arrivals_[peer], epoch);
 }
 
 void ThreadPool::barrier(std::size_t thread) noexcept {
   const std::uint32_t epoch = advance(arrivals_[thread]);
   if (size() <= kFewThreads) return wait_for_others(epoch);
-  if (thread != 0) return wait_for(release_, epoch, kSpins);
+  if (thread != 0) return wait_for(release_, epoch);
   wait_for_others(epoch);
   publish(release_, epoch);
 }
@@ -109,7 +104,7 @@ void ThreadPool::run_erased(Erased function, void* context) {
 void ThreadPool::work(std::size_t thread) {
   const FloatMode mode;
   for (std::uint32_t run = 1;; ++run) {  // runs never overlap: the epoch moves by one
-    wait_for(start_, run, kStartSpins);
+    wait_for(start_, run);
     if (!function_) return;
     call(thread);
     advance(arrivals_[thread]);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -13,13 +14,13 @@
 namespace lockstep::device::cpu {
 
 /// Threads that run one function together. They fork and join once a run; in between they meet at barriers, which cost two cache lines on
-/// their way. A waiting thread spins for a few microseconds, about as long as threads of one step are apart, and then sleeps: with more
-/// threads than cores, spinning on would keep the others from working. Takes no lock and allocates nothing once it stands.
+/// their way. A waiting thread looks for a while (spin_time of device/futex.h) and then sleeps. Takes no lock and allocates nothing once it stands.
 class ThreadPool {
  public:
   /// @param num_threads the calling thread included; at least 1.
   /// @param processors [num_threads] where each thread may run; empty: anywhere. The calling thread stays bound.
-  explicit ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors = {});
+  /// @param own_processors no other thread of the job needs the processor of a waiting one.
+  explicit ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors = {}, bool own_processors = false);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -49,12 +50,13 @@ class ThreadPool {
 
   static void publish(Flag& flag, std::uint32_t epoch) noexcept;
   static std::uint32_t advance(Flag& flag) noexcept;
-  static void wait_for(Flag& flag, std::uint32_t epoch, int spins) noexcept;
+  void wait_for(Flag& flag, std::uint32_t epoch) noexcept;
   void wait_for_others(std::uint32_t epoch) noexcept;
   void run_erased(Erased function, void* context);
   void call(std::size_t thread) noexcept;
   void work(std::size_t thread);  // the life of a worker
 
+  const std::chrono::nanoseconds spin_time_;
   std::unique_ptr<Flag[]> arrivals_;        // [threads]
   Flag start_;                              // a change starts a run
   Flag release_;                            // thread 0 has seen all others arrive

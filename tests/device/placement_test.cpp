@@ -96,6 +96,21 @@ TEST(Placement, AQuotaOfTheControlGroupLimitsTheThreadsThatNobodyAskedFor) {
   EXPECT_EQ(place_rank(two_sockets(), {.threads = 5, .quota = 3}).num_threads, 5u);
 }
 
+TEST(Placement, ThreadsHaveProcessorsOfTheirOwnUpToTheProcessorsAndTheQuotaOfAllRanks) {
+  const auto own = [](PlacementRequest request) { return place_rank(two_sockets(), request).own_processors; };
+  EXPECT_TRUE(own({}));
+  EXPECT_TRUE(own({.threads = 16}));
+  EXPECT_FALSE(own({.threads = 17}));
+  EXPECT_TRUE(own({.rank = 1, .num_ranks = 3, .threads = 4}));
+  EXPECT_FALSE(own({.rank = 1, .num_ranks = 3, .threads = 5}));
+  EXPECT_TRUE(own({.rank = 15, .num_ranks = 16}));
+  EXPECT_FALSE(own({.num_ranks = 17}));
+  EXPECT_TRUE(own({.quota = 3}));
+  EXPECT_FALSE(own({.threads = 4, .quota = 3}));
+  EXPECT_TRUE(own({.num_ranks = 3, .quota = 3}));
+  EXPECT_FALSE(own({.num_ranks = 4, .quota = 3}));
+}
+
 TEST(Placement, TheMaskOfTheThreadIsHonoured) {
   std::thread([] {  // a thread of its own: its mask ends with it
     const std::vector<Core> before = usable_cores();
