@@ -49,7 +49,7 @@ RegionCommunicator::RegionCommunicator(std::shared_ptr<SharedRegion> region, int
       rank_(rank),
       size_(region_->size()),
       deadline_(options.deadline),
-      spin_time_(device::spin_time(options.own_processors)),
+      spin_(options.own_processors ? device::Spin::kPause : device::Spin::kYield),
       name_(name) {
   region_->status(rank_).attached.store(1, std::memory_order_release);
 }
@@ -205,7 +205,7 @@ void RegionCommunicator::close_round() {
 }
 
 void RegionCommunicator::wait_for(int peer) {
-  if (device::spin_until([&] { return arrived(peer); }, spin_time_)) return;
+  if (device::spin_until([&] { return arrived(peer); }, spin_)) return;
   Arrival& arrival = region_->arrival(peer);
   const auto start = Clock::now();
   auto next_look = start + time_between_looks;

@@ -10,6 +10,7 @@
 #include "comm/options.h"
 #include "comm/shared_region.h"
 #include "comm/tree_sum.h"
+#include "device/futex.h"
 
 namespace lockstep::comm {
 
@@ -63,7 +64,7 @@ class RegionCommunicator final : public Communicator {
   const int rank_;
   const int size_;
   const std::chrono::milliseconds deadline_;
-  const std::chrono::nanoseconds spin_time_;
+  const device::Spin spin_;
   const std::string_view name_;
   std::uint32_t epoch_ = 0;
   std::chrono::steady_clock::time_point next_look_;  // of check(), at the peers' locks

@@ -31,8 +31,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size, c
   const auto region = std::make_shared<ThreadRegion>(size, options);
   std::vector<std::unique_ptr<Communicator>> communicators;
   communicators.reserve(static_cast<std::size_t>(size));
-  for (int rank = 0; rank < size; ++rank)
-    communicators.push_back(std::make_unique<RegionCommunicator>(region, rank, options, "threads"));
+  for (int rank = 0; rank < size; ++rank) communicators.push_back(std::make_unique<RegionCommunicator>(region, rank, options, "threads"));
   return communicators;
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <thread>
 
 namespace lockstep::device {
 
@@ -19,17 +20,19 @@ inline void spin_pause() noexcept {
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds timeout) noexcept;
 void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept;
 
-/// How long to look before sleeping. A sleep and its wake cost 5 us on a bare machine but 40 to 60 on a virtual one, several times what the
-/// threads of a step are apart. So who has a processor of its own looks for long: nobody else could use it. Who may keep a peer from working
-/// looks for hardly longer than a cache line takes on its way.
-constexpr std::chrono::nanoseconds spin_time(bool own_processor) noexcept {
-  return own_processor ? std::chrono::microseconds(500) : std::chrono::microseconds(4);
-}
+/// How a thread waits before it sleeps. A sleep and its wake cost 5 us on a bare machine but 40 to 60 on a virtual one, several times what
+/// the threads of a step are apart.
+enum class Spin {
+  kPause,  // it has a processor of its own: nobody else could use it
+  kYield,  // a peer may need the processor to get where this one waits for it
+};
 
-/// Looks until `ready()` holds, `time` at most, measured in time because a pause takes 10 ns on one processor and 50 on another. Returns whether it holds.
+/// Looks until `ready()` holds, for half a millisecond at most; measured in time because a pause takes 10 ns on one processor and 50 on
+/// another. Returns whether it holds.
 template <class Ready>
-bool spin_until(const Ready& ready, std::chrono::nanoseconds time) noexcept {
+bool spin_until(const Ready& ready, Spin spin) noexcept {
   using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kLongest{500};
   constexpr int kLooks = 64;  // between two looks at the clock
   for (Clock::time_point end{};;) {
     for (int look = 0; look < kLooks; ++look) {
@@ -38,10 +41,11 @@ bool spin_until(const Ready& ready, std::chrono::nanoseconds time) noexcept {
     }
     const Clock::time_point now = Clock::now();
     if (end == Clock::time_point{}) {
-      end = now + time;
+      end = now + kLongest;
     } else if (now >= end) {
       return ready();
     }
+    if (spin == Spin::kYield) std::this_thread::yield();
   }
 }
 

@@ -170,7 +170,8 @@ void add_common_options(OptionTable& table) {
   table.add("allow-shared-gpu", toggle(&C::allow_shared_gpu), "", "let several ranks use one GPU");
   table.add("comm-tuning", text(&C::comm_tuning), "FILE", "which GPU transport for which size: `lockstep bench comm` writes it");
   table.add("threads", integer(&C::threads, 0, 4096), "N",
-            "threads of a rank (0: one for each core that it may use, the cores shared out over the ranks there)");
+            "threads of a rank (0: one for each core that it may use, the cores shared out over the ranks there); no more than it has "
+            "processors");
   table.options.back().used_by.push_back(Subcommand::kQuantize);
   table.add("bind", choice(&C::bind, {"auto", "none"}), "KIND",
             "auto: threads keep to the cores of their rank, each to its own where they fill them; none: anywhere");

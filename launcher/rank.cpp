@@ -230,13 +230,21 @@ void warn_of_one_core(const World& world, spdlog::logger& log) {
     log.warn("each rank may only use one core of {} (mpirun --bind-to none gives it more)", online);
 }
 
+void warn_of_too_many_threads(const RunConfig& config, const device::Placement& placement, spdlog::logger& log) {
+  const std::size_t taken = placement.num_threads;
+  if (static_cast<std::size_t>(config.threads) > taken)
+    log.warn("--threads {}: rank 0 has processors for {}, and takes no more", config.threads, taken);
+}
+
 int run_threads(const RankContext& context) {
   const auto size = static_cast<int>(context.config.tensor_parallel_size);
   comm::CommunicatorOptions options;
   options.deadline = deadline_of(context.config);
   std::vector<device::Placement> placements;  // before any thread is bound
   for (int rank = 0; rank < size; ++rank) placements.push_back(place(context.config, rank, size));
-  options.own_processors = std::all_of(placements.begin(), placements.end(), [](const device::Placement& each) { return each.own_processors; });
+  options.own_processors =
+      std::all_of(placements.begin(), placements.end(), [](const device::Placement& each) { return each.own_processors; });
+  warn_of_too_many_threads(context.config, placements.front(), context.log);
   auto communicators = comm::make_thread_communicators(size, options);
   std::vector<int> exit_codes(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
@@ -268,6 +276,7 @@ int run_process(const RunConfig& config, const RankEnvironment& ranks, RankContr
                             .processors = usable_processor_ids()};
   if (config.threads == 0) warn_of_one_core(world, log);
   if (kind == "threads") return run_threads(context);
+  if (world.rank() == 0) warn_of_too_many_threads(config, context.placement, log);
   int exit_code = 0;
   {
     control.set_phase("connect ranks");

@@ -140,28 +140,25 @@ Placement place_rank(const std::vector<Core>& cores, const PlacementRequest& req
   const std::vector<int> all = processors_of(cores, {0, cores.size()});
   const std::size_t ranks = std::max<std::size_t>(1, request.num_ranks), rank = std::min(request.rank, ranks - 1);
   Placement placement;
-  const auto limited = [&](std::size_t threads) {
-    if (request.threads > 0) return request.threads;
-    return std::max<std::size_t>(1, std::min(threads, request.quota / ranks));
-  };
-  const auto have_own = [&](std::size_t processors) {
-    return placement.num_threads <= processors && placement.num_threads <= request.quota / ranks;
+  const std::size_t given = request.quota / ranks;
+  const auto take_threads = [&](std::size_t processors, std::size_t at_best) {
+    placement.num_threads =
+        request.threads > 0 ? std::min(request.threads, processors) : std::max<std::size_t>(1, std::min(at_best, given));
+    placement.own_processors = ranks <= all.size() && placement.num_threads <= given;
   };
   if (ranks > all.size()) {
-    placement.num_threads = limited(1);
+    take_threads(1, 1);
     return placement;
   }
   if (ranks > cores.size()) {
     const Range own = part_of({0, all.size()}, rank, ranks);
-    placement.num_threads = limited(own.size());
-    placement.own_processors = have_own(own.size());
+    take_threads(own.size(), own.size());
     placement.processors.assign(placement.num_threads,
                                 {all.begin() + static_cast<std::ptrdiff_t>(own.begin), all.begin() + static_cast<std::ptrdiff_t>(own.end)});
     return placement;
   }
   const Range own = cores_of_rank(cores, rank, ranks);
-  placement.num_threads = limited(own.size());
-  placement.own_processors = have_own(processors_of(cores, own).size());
+  take_threads(processors_of(cores, own).size(), own.size());
   if (ranks == 1 && placement.num_threads != own.size()) return placement;  // free on all of them: no need to bind
   for (std::size_t thread = 0; thread < placement.num_threads; ++thread)
     placement.processors.push_back(processors_of_thread(cores, own, thread, placement.num_threads));

@@ -32,7 +32,7 @@ FloatMode::~FloatMode() = default;
 #endif
 
 ThreadPool::ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors, bool own_processors)
-    : spin_time_(spin_time(own_processors)), arrivals_(std::make_unique<Flag[]>(num_threads > 0 ? num_threads : 1)) {
+    : spin_(own_processors ? Spin::kPause : Spin::kYield), arrivals_(std::make_unique<Flag[]>(num_threads > 0 ? num_threads : 1)) {
   workers_.reserve(num_threads > 0 ? num_threads - 1 : 0);
   for (std::size_t thread = 1; thread < num_threads; ++thread) {
     workers_.emplace_back([this, thread, own = thread < processors.size() ? processors[thread] : std::vector<int>{}] {
@@ -63,7 +63,7 @@ std::uint32_t ThreadPool::advance(Flag& flag) noexcept {
 
 void ThreadPool::wait_for(Flag& flag, std::uint32_t epoch) noexcept {
   const auto behind = [epoch](std::uint32_t seen) { return static_cast<std::int32_t>(seen - epoch) < 0; };
-  if (spin_until([&] { return !behind(flag.epoch.load(std::memory_order_acquire)); }, spin_time_)) return;
+  if (spin_until([&] { return !behind(flag.epoch.load(std::memory_order_acquire)); }, spin_)) return;
   flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
   for (std::uint32_t seen = flag.epoch.load(std::memory_order_seq_cst); behind(seen); seen = flag.epoch.load(std::memory_order_seq_cst)) {
     futex_wait(flag.epoch, seen, kSleep);

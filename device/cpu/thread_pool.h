@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -11,10 +10,12 @@
 #include <type_traits>
 #include <vector>
 
+#include "device/futex.h"
+
 namespace lockstep::device::cpu {
 
 /// Threads that run one function together. They fork and join once a run; in between they meet at barriers, which cost two cache lines on
-/// their way. A waiting thread looks for a while (spin_time of device/futex.h) and then sleeps. Takes no lock and allocates nothing once it stands.
+/// their way. A waiting thread looks for a while (device/futex.h) and then sleeps. Takes no lock and allocates nothing once it stands.
 class ThreadPool {
  public:
   /// @param num_threads the calling thread included; at least 1.
@@ -56,7 +57,7 @@ class ThreadPool {
   void call(std::size_t thread) noexcept;
   void work(std::size_t thread);  // the life of a worker
 
-  const std::chrono::nanoseconds spin_time_;
+  const Spin spin_;
   std::unique_ptr<Flag[]> arrivals_;        // [threads]
   Flag start_;                              // a change starts a run
   Flag release_;                            // thread 0 has seen all others arrive
