@@ -128,7 +128,7 @@ Work work_of_all(const parallel::Graph& graph, const engine::ModelSpec& spec, st
   return work;
 }
 
-constexpr std::size_t kProbeBytes = std::size_t{256} << 20;
+constexpr std::size_t kLeastProbe = std::size_t{64} << 20, kLargestProbe = std::size_t{1} << 30;
 constexpr double kProbeSeconds = 0.5;
 
 struct Results {
@@ -211,9 +211,11 @@ int run_bench(const Job& job) {
   const parallel::Graph graph = engine::graph_of(job.session.model(), weight_dtype(config));
   const Work work = work_of_all(graph, job.session.spec(), num_ranks, static_cast<std::size_t>(config.input_len));
   Bench bench(job);
+  // As many bytes as a step reads: the larger the last cache of the machine, the more of a small model stays in it.
+  const std::size_t probe_bytes = std::clamp(work.streamed, kLeastProbe, kLargestProbe);
   const auto measure_bandwidth = [&] {
     return job.measure_bandwidth ? job.measure_bandwidth()
-                                 : device::measure_read_bandwidth(job.num_threads * num_ranks, kProbeBytes, kProbeSeconds, job.processors);
+                                 : device::measure_read_bandwidth(job.num_threads * num_ranks, probe_bytes, kProbeSeconds, job.processors);
   };
   Results results;
   results.token_bytes = static_cast<double>(work.streamed + job.session.kv_token_bytes() * bench.decode_context());

@@ -35,13 +35,24 @@ struct TilePlace {
   std::size_t first_column;
 };
 
+/// One token reads weights as fast as the memory gives them, and then a core that computes between its loads asks for too little at once: its
+/// prefetchers end at each 4 KiB. So lines are asked for ahead, over the end of a weight too: what follows there is the next one of the step.
+template <std::size_t kBytes>
+LOCKSTEP_INLINE void prefetch_stream(const std::byte* p) {
+  constexpr std::size_t kAhead = 2048;
+  LOCKSTEP_UNROLL
+  for (std::size_t i = 0; i < kBytes; i += 64) __builtin_prefetch(p + kAhead + i, 0, 2);
+}
+
 #include "device/cpu/linear_blocks.inl"
 
 template <DType kType, int P, int T>
 LOCKSTEP_INLINE void float_body(const LinearArgs& args, const TilePlace& at, std::size_t from, std::size_t to, Floats (&sums)[P][T]) {
+  constexpr std::size_t kElement = kType == DType::kF32 ? 4 : 2;
   const float* x = args.floats + at.token * args.columns;
   for (std::size_t k = from; k < to; ++k) {
     Floats w[P];
+    if constexpr (T == 1) prefetch_stream<16 * P * kElement>(at.weights + (k - at.first_column) * at.row_stride * kElement);
     LOCKSTEP_UNROLL
     for (int p = 0; p < P; ++p)
       w[p] = load_weights<kType>(at.weights, (k - at.first_column) * at.row_stride + 16 * static_cast<std::size_t>(p));

@@ -190,6 +190,7 @@ LOCKSTEP_INLINE void block_body(const LinearArgs& args, const TilePlace& at, std
     const std::byte* planes[P];
     LOCKSTEP_UNROLL
     for (int p = 0; p < P; ++p) planes[p] = at.weights + static_cast<std::size_t>(p) * at.panel_bytes + place.header + kLayout.header_bytes;
+    if constexpr (T == 1) prefetch_stream<block_bytes(kType)>(at.weights + place.header);
     Ints narrow[P][T], dots[P][T];
     Floats first_half[P][T];
     start_dots<kType, P, T>(in.sums + 2 * entry, 2 * in.blocks, 0, narrow, dots);
