@@ -1,5 +1,5 @@
 // StableLM: LayerNorm, partial rotation, SwiGLU; attention and feed-forward one after the other or side by side.
-// Source: Hugging Face transformers (StableLmConfig).
+// Source: Hugging Face transformers (StableLmConfig); llama.cpp (MODEL_ARCH.STABLELM).
 
 #include "engine/model/blocks.h"
 #include "engine/model/config_parts.h"
@@ -16,14 +16,25 @@ void read(const JsonFields& fields, ModelSpec& spec) {
 }
 
 parallel::Graph build(const ModelSpec& spec) {
-  if (!spec.parallel_residual) return build_decoder(spec);
-  return build_parallel_decoder(spec, standard_attention, standard_feed_forward, "model.norm");
+  if (spec.parallel_residual) return build_decoder(spec, {.feed_forward_norm = ""});
+  return build_decoder(spec);
+}
+
+/// Some converters state use_parallel_residual wrongly: the second norm tells.
+void describe(GgufKeys& keys, ModelSpec& spec) {
+  spec.parallel_residual = !keys.has_tensor("blk.0.ffn_norm.weight", !spec.parallel_residual);
+  if (keys.has_tensor("blk.0.attn_q_norm.weight", false))
+    keys.fail("", "tensor 'blk.0.attn_q_norm.weight': norms of heads are not supported in this architecture");
 }
 
 constexpr ConfigKeys kKeys{
     .norm_eps = "layer_norm_eps", .default_positions = 4096, .default_eps = 1e-5, .norm = device::Norm::Kind::kLayer};
-constexpr Family kFamilies[] = {
-    {.architecture = "stablelm", .class_name = "StableLmForCausalLM", .keys = kKeys, .read = read, .build = build}};
+constexpr Family kFamilies[] = {{.architecture = "stablelm",
+                                 .class_name = "StableLmForCausalLM",
+                                 .keys = kKeys,
+                                 .read = read,
+                                 .build = build,
+                                 .gguf = {.architecture = "stablelm", .describe = describe}}};
 
 }  // namespace
 
