@@ -43,7 +43,8 @@ constexpr std::array<ScalingName, 5> kScalings{{{RopeScaling::kNone, ""},
 /// The scaling of llama3 is a tensor of divisors, rope_freqs; that which grows with the length has no form.
 void describe_scaling(GgufKeys& keys, ModelSpec& spec) {
   RopeSpec& rope = spec.rope;
-  const auto known = std::find_if(kScalings.begin(), kScalings.end(), [&](const ScalingName& each) { return each.scaling == rope.scaling; });
+  const auto known =
+      std::find_if(kScalings.begin(), kScalings.end(), [&](const ScalingName& each) { return each.scaling == rope.scaling; });
   std::string name = known == kScalings.end() ? "" : known->name;
   double factor = rope.scaling == RopeScaling::kLinear || rope.scaling == RopeScaling::kYarn ? rope.factor : 1.0;
   double older_factor = 1.0;  // a key of old files
@@ -81,7 +82,8 @@ void describe_rope(GgufKeys& keys, ModelSpec& spec) {
   if (keys.writing() && rope.scaling == RopeScaling::kLlama3) rope.divisors = llama3_divisors(rope), rope.scaling = RopeScaling::kNone;
   keys.tensor("rope_freqs.weight", rope.divisors, pairs);
   if (rope.scaling != RopeScaling::kLongrope) return;
-  for (auto& [name, factors] : {std::pair("rope_factors_short.weight", &rope.short_factors), {"rope_factors_long.weight", &rope.long_factors}}) {
+  for (auto& [name, factors] :
+       {std::pair("rope_factors_short.weight", &rope.short_factors), {"rope_factors_long.weight", &rope.long_factors}}) {
     std::vector<float> values(factors->begin(), factors->end());
     keys.tensor(name, values, pairs);
     if (values.empty()) keys.fail("rope.scaling.type", "is 'longrope', but the tensor " + quote(name) + " is missing");

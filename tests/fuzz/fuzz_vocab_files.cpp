@@ -1,5 +1,5 @@
-// vocab.json, merges.txt, tokenizer_config.json, added_tokens.json and a text, with a zero byte between them: whatever they say, a tokenizer
-// or one std::runtime_error.
+// vocab.json, merges.txt, tokenizer_config.json, added_tokens.json and a text, with a zero byte between them: whatever they say, a
+// tokenizer or one std::runtime_error.
 #include <cstdint>
 #include <stdexcept>
 #include <string_view>

@@ -18,7 +18,8 @@ VocabFiles small_files() {
 }
 
 TEST(VocabFiles, GiveTheTokensOfTheTokenizerJsonThatIsMadeOfThem) {
-  const json reference = read_json(tokenizer_folder("gpt2") / "tokenizer.json"), golden = read_json(tokenizer_folder("gpt2") / "golden.json");
+  const json reference = read_json(tokenizer_folder("gpt2") / "tokenizer.json"),
+             golden = read_json(tokenizer_folder("gpt2") / "golden.json");
   json vocabulary = reference["model"]["vocab"];
   for (const json& token : reference["added_tokens"]) vocabulary[token["content"].get<std::string>()] = token["id"];
   std::string merges = "#version: 0.2\n";
@@ -69,7 +70,7 @@ TEST(VocabFiles, MergesMayHaveWindowsLineEndsAndNoVersion) {
 
 TEST(VocabFiles, WhatIsWrongIsNamedWithFileAndPlace) {
   struct Case {
-    std::string VocabFiles::* file;
+    std::string VocabFiles::*file;
     std::string text;
     std::string message;
   };
@@ -86,8 +87,10 @@ TEST(VocabFiles, WhatIsWrongIsNamedWithFileAndPlace) {
            Case{&VocabFiles::merges, "#version\na  b", "dir/merges.txt: line 2: "},
            Case{&VocabFiles::merges, "a b\nb a", R"(dir/merges.txt: line 2: the token "ba" is not in vocab.json)"},
            Case{&VocabFiles::merges, "a c", R"(dir/merges.txt: line 1: the token "c" is not in vocab.json)"},
-           Case{&VocabFiles::config, R"({"tokenizer_class": "Qwen2Tokenizer"})", R"(dir/tokenizer_config.json: /tokenizer_class: "Qwen2Tokenizer")"},
-           Case{&VocabFiles::config, R"({"bos_token": "<s>"})", R"(dir/tokenizer_config.json: /bos_token: the token "<s>" is not in vocab.json)"},
+           Case{&VocabFiles::config, R"({"tokenizer_class": "Qwen2Tokenizer"})",
+                R"(dir/tokenizer_config.json: /tokenizer_class: "Qwen2Tokenizer")"},
+           Case{&VocabFiles::config, R"({"bos_token": "<s>"})",
+                R"(dir/tokenizer_config.json: /bos_token: the token "<s>" is not in vocab.json)"},
            Case{&VocabFiles::config, R"({"added_tokens_decoder": {"x": {"content": "y"}}})", R"(the id "x" is no number below)"},
            Case{&VocabFiles::config, R"({"added_tokens_decoder": {"9": {"content": "a"}}})", R"(the token "a" has the id 0 in vocab.json)"},
            Case{&VocabFiles::added_tokens, R"({"<x>": 99999999})", "dir/added_tokens.json: /<x>: the id 99999999 is out of range"},
