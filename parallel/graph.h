@@ -119,7 +119,7 @@ enum class Op : std::uint8_t {
   kScale,            // x *= factor, in place
   kSoftCap,          // x = factor * tanh(x / factor), in place
   kNorm,             // x -> h; weight and bias, where there are any, in `weights` and `biases`
-  kNormHeads,        // qkv: each query head, then each key head, in place; two weights
+  kNormHeads,        // qkv: each query head, then each key head, in place; a weight (and bias) for q and one for k, or one for each head
   kNormAllHeads,     // likewise over all heads of the model together: a reduction over ranks
   kLinear,           // h -> product with the stacked `weights`
   kRotateAndAppend,  // qkv: rotates queries and keys, appends to the cache

@@ -16,7 +16,6 @@ constexpr std::size_t kOutsideLayers = parallel::kNone;
 
 using parallel::Op;
 using parallel::ShardKind;
-using parallel::StoredPart;
 using parallel::Width;
 
 AttentionModules AttentionModules::standard(const ModelSpec& spec, const std::string& module) {
@@ -153,18 +152,40 @@ GraphBuilder::Sum GraphBuilder::attention(ValueId h, const AttentionModules& mod
 }
 
 void GraphBuilder::norm_heads(ValueId qkv, const AttentionModules& modules, std::size_t layer) {
-  const bool all = modules.norms_span_heads;
-  const std::size_t dim = spec_.head_dim;
-  const parallel::TensorId q = norm_weight(modules.q_norm, file_name(modules.q_norm, "attn_q_norm", layer),
-                                           all ? spec_.num_heads * dim : dim, all ? ShardKind::kQueryRows : ShardKind::kReplicated, true);
-  const parallel::TensorId k = norm_weight(modules.k_norm, file_name(modules.k_norm, "attn_k_norm", layer),
-                                           all ? spec_.num_kv_heads * dim : dim, all ? ShardKind::kKvRows : ShardKind::kReplicated, true);
-  parallel::Node& norm = node(all ? Op::kNormAllHeads : Op::kNormHeads, layer);
-  norm.inputs = {qkv};
-  norm.output = qkv;
-  norm.weights = {q, k};
-  norm.norm = spec_.norm.kind;
-  norm.eps = spec_.norm.eps;
+  parallel::Node norm{.op = modules.head_norms == HeadNorms::kSpanning ? Op::kNormAllHeads : Op::kNormHeads,
+                      .inputs = {qkv},
+                      .output = qkv,
+                      .layer = layer,
+                      .norm = spec_.norm.kind,
+                      .eps = spec_.norm.eps};
+  for (const bool queries : {true, false}) norm_of_heads(norm, modules, queries, layer);
+  graph_.nodes.push_back(std::move(norm));
+}
+
+void GraphBuilder::norm_of_heads(parallel::Node& norm, const AttentionModules& modules, bool queries, std::size_t layer) {
+  const std::size_t dim = spec_.head_dim, heads = queries ? spec_.num_heads : spec_.num_kv_heads;
+  const std::string& module = queries ? modules.q_norm : modules.k_norm;
+  const std::string stored = file_name(module, queries ? "attn_q_norm" : "attn_k_norm", layer);
+  if (modules.head_norms == HeadNorms::kSpanning) {
+    norm.weights.push_back(norm_weight(module, stored, heads * dim, queries ? ShardKind::kQueryRows : ShardKind::kKvRows, true));
+    return;
+  }
+  if (modules.head_norms == HeadNorms::kAlike) {
+    norm.weights.push_back(norm_weight(module, stored, dim, ShardKind::kReplicated, true));
+    if (!modules.head_norm_bias) return;
+    parallel::TensorDecl bias{.name = module + ".bias", .columns = dim, .rotary_rows = true};
+    bias.stored.name = stored + ".bias";
+    norm.biases.push_back(tensor(std::move(bias)));
+    return;
+  }
+  const bool apart = modules.head_norms == HeadNorms::kEachApart && !is_gguf();
+  for (std::size_t head = 0; head < heads; ++head) {
+    const std::string part = ".norms." + std::to_string(head);
+    const parallel::TensorId weight = norm_weight(module + part, apart ? stored + part : stored, dim, ShardKind::kReplicated, true);
+    parallel::StoredPart& place = graph_.tensors[weight].stored;
+    if (!apart) place.shape = {heads, dim}, place.first = head * dim;
+    norm.weights.push_back(weight);
+  }
 }
 
 std::size_t GraphBuilder::attention_of(std::size_t layer) {
@@ -408,7 +429,7 @@ parallel::Graph build_decoder(const ModelSpec& spec, const DecoderModules& modul
   const auto x = builder.embedding(modules.embedding);
   for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
     const std::string module = modules.layers + std::to_string(layer);
-    const auto named = [&](const std::string& norm) { return norm.empty() ? "" : module + "." + norm; };
+    const auto named = [&](const std::string& norm) { return norm.empty() ? norm : std::string(module).append(".").append(norm); };
     const bool own_norm = !modules.feed_forward_norm.empty();
     const auto h = modules.attention_norm.empty() ? x : builder.norm(x, named(modules.attention_norm), layer, "attn_norm");
     // Side by side, both norms are of the same x: before the attention is added.

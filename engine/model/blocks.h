@@ -17,6 +17,14 @@ enum class Fusion : std::uint8_t {
   kByHead,  // for each head its q, its k, its v
 };
 
+/// The norms of query and key heads.
+enum class HeadNorms : std::uint8_t {
+  kAlike,      // of each head by itself, all with the same weight (and bias, where the modules say so)
+  kEach,       // of each head by itself, with weights of its own: one stored tensor [heads, head_dim]
+  kEachApart,  // likewise: a stored tensor for each head, MODULE.norms.N (in GGUF files as kEach)
+  kSpanning,   // one norm over all heads
+};
+
 /// What x begins with. A module that is empty is none. Position p is row p + position_offset of a table that has max_position_embeddings +
 /// position_offset rows: a hard limit of the length.
 struct EmbeddingModules {
@@ -32,8 +40,9 @@ struct EmbeddingModules {
 struct AttentionModules {
   std::string q, k, v, o;
   std::string q_norm = {}, k_norm = {};  // empty: none
-  bool norms_span_heads = false;         // each is one norm over all heads
-  std::string fused = {};                // the stored tensor of q, k and v
+  HeadNorms head_norms = HeadNorms::kAlike;
+  bool head_norm_bias = false;
+  std::string fused = {};  // the stored tensor of q, k and v
   Fusion fusion = Fusion::kNone;
   bool transposed = false;  // all of them are stored [in, out]
 
@@ -114,6 +123,7 @@ class GraphBuilder {
                                  parallel::ShardKind shard = parallel::ShardKind::kReplicated, bool rotary_rows = false);
   std::vector<Projection> query_key_value(const AttentionModules& modules, std::size_t layer) const;
   void norm_heads(ValueId qkv, const AttentionModules& modules, std::size_t layer);
+  void norm_of_heads(parallel::Node& norm, const AttentionModules& modules, bool queries, std::size_t layer);
   std::size_t attention_of(std::size_t layer);
   std::size_t rotary_of(const RopeSpec& rope);
   std::size_t inner_of(std::size_t size) const;

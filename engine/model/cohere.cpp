@@ -14,16 +14,22 @@ void read(const JsonFields& fields, ModelSpec& spec) {
   spec.parallel_residual = true;
   spec.logit_scale = read_scale(fields, "logit_scale", 0.0625);
   read_attention_bias(fields, false, true, spec);
-  refuse_flag(fields, "use_qk_norm");
+  spec.head_norms = fields.flag_or("use_qk_norm", false);
 }
 
-parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec, {.feed_forward_norm = ""}); }
+GraphBuilder::Sum attention(GraphBuilder& builder, const ModelSpec& spec, parallel::ValueId h, const std::string& module,
+                            std::size_t layer) {
+  AttentionModules modules = AttentionModules::standard(spec, module + ".self_attn");
+  modules.head_norms = HeadNorms::kEach;
+  return builder.attention(h, modules, layer);
+}
+
+parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec, {.feed_forward_norm = "", .attention = attention}); }
 
 void describe(GgufKeys& keys, ModelSpec& spec) {
   spec.parallel_residual = true;
   keys.number("logit_scale", spec.logit_scale, {1e-9, 1e9}, 1.0);
-  if (keys.has_tensor("blk.0.attn_q_norm.weight", false))
-    keys.fail("", "tensor 'blk.0.attn_q_norm.weight': norms of heads are not supported in this architecture");
+  spec.head_norms = keys.has_tensor("blk.0.attn_q_norm.weight", spec.head_norms);
 }
 
 constexpr ConfigKeys kKeys{

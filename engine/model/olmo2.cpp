@@ -16,7 +16,7 @@ void read(const JsonFields& fields, ModelSpec& spec) {
 GraphBuilder::Sum attention(GraphBuilder& builder, const ModelSpec& spec, parallel::ValueId h, const std::string& module,
                             std::size_t layer) {
   AttentionModules modules = AttentionModules::standard(spec, module + ".self_attn");
-  modules.norms_span_heads = true;
+  modules.head_norms = HeadNorms::kSpanning;
   return builder.attention(h, modules, layer);
 }
 

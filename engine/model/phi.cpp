@@ -16,7 +16,7 @@ void set_parts(ModelSpec& spec) {
 
 void read(const JsonFields& fields, ModelSpec& spec) {
   set_parts(spec);
-  refuse_flag(fields, "qk_layernorm");
+  spec.head_norms = fields.flag_or("qk_layernorm", false);
   default_rotary_part(fields, 0.5, spec);
 }
 
@@ -24,6 +24,8 @@ GraphBuilder::Sum attention(GraphBuilder& builder, const ModelSpec& spec, parall
                             std::size_t layer) {
   AttentionModules modules = AttentionModules::standard(spec, module + ".self_attn");
   modules.o = module + ".self_attn.dense";
+  if (spec.head_norms) modules.q_norm = module + ".self_attn.q_layernorm", modules.k_norm = module + ".self_attn.k_layernorm";
+  modules.head_norm_bias = true;
   return builder.attention(h, modules, layer);
 }
 

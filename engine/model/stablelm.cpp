@@ -11,20 +11,26 @@ namespace {
 void read(const JsonFields& fields, ModelSpec& spec) {
   spec.attention_bias = fields.flag_or("use_qkv_bias", false);
   spec.parallel_residual = fields.flag_or("use_parallel_residual", false);
-  refuse_flag(fields, "qk_layernorm");
+  spec.head_norms = fields.flag_or("qk_layernorm", false);
   default_rotary_part(fields, 0.25, spec);
 }
 
+GraphBuilder::Sum attention(GraphBuilder& builder, const ModelSpec& spec, parallel::ValueId h, const std::string& module,
+                            std::size_t layer) {
+  AttentionModules modules = AttentionModules::standard(spec, module + ".self_attn");
+  if (spec.head_norms) modules.q_norm = module + ".self_attn.q_layernorm", modules.k_norm = module + ".self_attn.k_layernorm";
+  modules.head_norms = HeadNorms::kEachApart;
+  return builder.attention(h, modules, layer);
+}
+
 parallel::Graph build(const ModelSpec& spec) {
-  if (spec.parallel_residual) return build_decoder(spec, {.feed_forward_norm = ""});
-  return build_decoder(spec);
+  return build_decoder(spec, {.feed_forward_norm = spec.parallel_residual ? "" : "post_attention_layernorm", .attention = attention});
 }
 
 /// Some converters state use_parallel_residual wrongly: the second norm tells.
 void describe(GgufKeys& keys, ModelSpec& spec) {
   spec.parallel_residual = !keys.has_tensor("blk.0.ffn_norm.weight", !spec.parallel_residual);
-  if (keys.has_tensor("blk.0.attn_q_norm.weight", false))
-    keys.fail("", "tensor 'blk.0.attn_q_norm.weight': norms of heads are not supported in this architecture");
+  spec.head_norms = keys.has_tensor("blk.0.attn_q_norm.weight", spec.head_norms);
 }
 
 constexpr ConfigKeys kKeys{

@@ -115,7 +115,7 @@ void check_complete(SourceTensor& tensor) {
     if (run.row != end) throw std::logic_error("the rows of " + tensor.name + " do not fit together");
     end += run.count;
   }
-  if (end != (tensor.of_elements ? tensor.columns() : tensor.rows())) throw std::logic_error("rows of " + tensor.name + " are missing");
+  if (end != tensor.rows() * (tensor.of_elements ? tensor.columns() : 1)) throw std::logic_error("rows of " + tensor.name + " are missing");
 }
 
 /// The same graph twice: where the folder has its tensors, and where the file will have them.
@@ -150,10 +150,10 @@ bool same_rotaries(const std::vector<parallel::Rotary>& a, const std::vector<par
     return std::equal(x.begin(), x.end(), y.begin(), y.end(),
                       [](float left, float right) { return std::fabs(left - right) <= 1.2e-7f * left; });
   };
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](parallel::Rotary x, parallel::Rotary y) {
-    if (!close(x.frequencies, y.frequencies)) return false;
-    x.frequencies = y.frequencies;
-    return x == y;
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const parallel::Rotary& x, const parallel::Rotary& y) {
+    parallel::Rotary exact = x;
+    exact.frequencies = y.frequencies;
+    return close(x.frequencies, y.frequencies) && exact == y;
   });
 }
 
@@ -191,10 +191,10 @@ void check_same_model(const ModelSpec& read, const ModelSpec& written) {
                       [&](const parallel::Node& a, const parallel::Node& b) { return members(a) == members(b); });
   };
   same("number of positions", read.max_position_embeddings == written.max_position_embeddings);
+  same("layers", alike([](const Node& node) { return std::tuple(node.op, node.inputs, node.output, node.layer); }));
   same("scale, window, soft cap, slopes or rotation of the attention",
        from.attentions == to.attentions && alike([](const Node& node) { return node.attention; }));
   same("rotary embedding", same_rotaries(from.rotaries, to.rotaries));
-  same("layers", alike([](const Node& node) { return std::tuple(node.op, node.inputs, node.output, node.layer); }));
   same("norms", alike([](const Node& node) { return std::pair(node.norm, node.eps); }));
   same("activation function", alike([](const Node& node) { return node.function; }));
   same("choice of experts", alike([](const Node& node) { return std::pair(node.routing.per_token, node.routing.renormalised); }));

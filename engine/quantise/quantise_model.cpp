@@ -71,6 +71,7 @@ void choose_type(const SourceTensor& source, DType wanted, bool is_head, Quantis
   const auto ends_with = [&](std::string_view end) { return source.name.ends_with(end); };
   if (wanted == DType::kF32) return choose(DType::kF32, "");
   if (source.shape.size() < 2) return choose(DType::kF32, "a vector");
+  if (ends_with("_norm.weight")) return choose(DType::kF32, "weights of norms");
   if (ends_with("ffn_gate_inp.weight")) return choose(DType::kF32, "chooses experts");
   if (ends_with("position_embd.weight")) return choose(DType::kF32, "positions");
   if (wanted == DType::kF16 || wanted == DType::kBF16) return choose(wanted, "");
@@ -139,7 +140,7 @@ std::vector<Piece> cut(const std::vector<SourceTensor>& tensors) {
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::size_t rows = tensors[i].rows();
-    const std::size_t step = std::max<std::size_t>(1, kChunkElements / tensors[i].columns());
+    const std::size_t step = tensors[i].of_elements ? rows : std::max<std::size_t>(1, kChunkElements / tensors[i].columns());
     for (std::size_t first = 0; first < rows; first += step) pieces.push_back({i, first, std::min(step, rows - first)});
   }
   return pieces;

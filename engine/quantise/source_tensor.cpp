@@ -6,10 +6,10 @@
 namespace lockstep::engine {
 namespace {
 
-/// A vector as floats: its elements may be from several.
+/// All of a tensor that is made of vectors, as floats.
 SourceRows read_elements(const WeightSource& weights, const SourceTensor& tensor) {
-  SourceRows rows{.stored = tensor.runs.front().stored, .count = 1};
-  rows.bytes.resize(tensor.columns() * sizeof(float));
+  SourceRows rows{.stored = tensor.runs.front().stored, .count = tensor.rows()};
+  rows.bytes.resize(rows.count * tensor.columns() * sizeof(float));
   std::vector<float> values;
   const StoredTensor* read = nullptr;
   for (const RowRun& run : tensor.runs) {

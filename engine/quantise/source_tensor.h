@@ -21,7 +21,7 @@ struct SourceTensor {
   std::string name;                // in the GGUF file
   std::vector<std::size_t> shape;  // there, outermost first
   std::vector<RowRun> runs = {};   // ascending, without gaps
-  bool of_elements = false;        // runs count elements of vectors
+  bool of_elements = false;        // runs count elements of vectors; it is read as a whole
   bool transposed = false;         // stored [in, out]
   float offset = 0.0f;             // added to each element
   std::vector<float> values = {};  // of a tensor that is stored nowhere, without runs
@@ -39,8 +39,8 @@ struct SourceRows {
   std::vector<std::byte> bytes;
 };
 
-/// Reads rows [first, first + count) of the new tensor, a stored tensor at a time and each once: rows that change places do so within a
-/// head, or stand not far apart. @throws std::runtime_error that names file and tensor.
+/// Reads rows [first, first + count) of the new tensor (all of one that is of elements), a stored tensor at a time and each once: rows that
+/// change places do so within a head, or stand not far apart. @throws std::runtime_error that names file and tensor.
 std::vector<SourceRows> read_rows(const WeightSource& weights, const SourceTensor& tensor, std::size_t first, std::size_t count);
 
 }  // namespace lockstep::engine

@@ -86,6 +86,10 @@ constexpr const char* kForms = R"([
    "absent": ["blk.0.ffn_norm.weight"]},
   {"name": "cohere", "folder": "cohere", "architecture": "command-r", "keys": {"command-r.logit_scale": 0.25},
    "absent": ["blk.0.attn_norm.bias", "output.weight"]},
+  {"name": "cohere_head_norms", "folder": "cohere", "architecture": "command-r", "changes": {"use_qk_norm": true},
+   "tensors": {"blk.0.attn_q_norm.weight": [6, 8], "blk.0.attn_k_norm.weight": [2, 8]}},
+  {"name": "stablelm_head_norms", "folder": "stablelm", "architecture": "stablelm", "changes": {"qk_layernorm": true},
+   "tensors": {"blk.0.attn_q_norm.weight": [4, 16], "blk.0.attn_k_norm.weight": [2, 16]}},
   {"name": "glm4", "folder": "glm4", "architecture": "glm4",
    "tensors": {"blk.0.ffn_up.weight": [224, 48], "blk.0.post_attention_norm.weight": [48], "blk.0.post_ffw_norm.weight": [48]}},
   {"name": "bloom", "folder": "bloom", "architecture": "bloom", "tensors": {"token_embd_norm.bias": [48], "blk.0.attn_qkv.weight": [144, 48]}}
@@ -196,6 +200,7 @@ TEST(GgufForm, WhatAFileCannotSayIsRefused) {
   };
   for (const Case& each :
        {Case{"opt", "{}", "there are no such files"}, Case{"llama-dynamic", "{}", "cannot say its rotary embedding"},
+        Case{"phi", R"({"qk_layernorm": true})", "cannot say its layers"},
         Case{"gemma2", "{}", "cannot say its scale, window, soft cap, slopes or rotation"},
         Case{"smollm3", R"({"no_rope_layers": [1, 0, 1, 0]})", "cannot say its scale, window, soft cap, slopes or rotation"},
         Case{"gpt2", R"({"activation_function": "relu"})", "cannot say its activation function"},

@@ -241,6 +241,17 @@ TEST(GgufConfig, RefusesNumbersOutOfRangeByKeyAndValue) {
   EXPECT_THAT(LlamaFile().float32("llama.rope.freq_base", -1.0f).error(), HasSubstr("freq_base' is -1"));
 }
 
+TEST(GgufConfig, RefusesMoreHeadsOrExpertsThanAGraphCanHold) {
+  EXPECT_THAT(LlamaFile()
+                  .uint32("llama.block_count", 4096)
+                  .uint32("llama.attention.head_count", 72)
+                  .uint32("llama.attention.key_length", 8)
+                  .error(),
+              HasSubstr("4096 layers of 72 heads are more than 262144 of these together"));
+  EXPECT_THAT(LlamaFile().uint32("llama.block_count", 1024).uint32("llama.expert_count", 4096).uint32("llama.expert_used_count", 2).error(),
+              HasSubstr("1024 layers of 4096 experts"));
+}
+
 TEST(GgufVocabulary, HoldsWhatTheMetadataSays) {
   const GgufFile file = read_gguf(data_path("gguf/llama-gqa-F32.gguf"));
   const auto vocabulary = vocabulary_from_gguf(file.metadata);
