@@ -2,6 +2,7 @@
 // caps and sliding layers; Gemma 3 norms of heads and a second rotary base for its sliding layers.
 // Source: Hugging Face transformers (GemmaConfig, Gemma2Config, Gemma3TextConfig); llama.cpp (MODEL_ARCH.GEMMA ...): files have 1 + weight.
 
+#include <algorithm>
 #include <cmath>
 
 #include "engine/model/blocks.h"
@@ -67,7 +68,8 @@ void describe_gemma(GgufKeys&, ModelSpec& spec) { spec.embedding_scale = embeddi
 
 /// Of the largest model the scale of the scores follows from the width, of all others from the heads; no key says so, only its depth.
 void describe_scores(GgufKeys& keys, std::size_t layers_of_largest, ModelSpec& spec) {
-  const std::size_t size = spec.num_layers == layers_of_largest ? spec.hidden_size / spec.num_heads : spec.head_dim;
+  const std::size_t size =
+      spec.num_layers == layers_of_largest ? std::max<std::size_t>(1, spec.hidden_size / spec.num_heads) : spec.head_dim;
   spec.attention_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size)));
   keys.number("final_logit_softcapping", spec.logit_soft_cap, {0.0, 1e9}, 0.0);
 }

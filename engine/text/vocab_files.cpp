@@ -45,7 +45,9 @@ json read_merges(const std::string& name, std::string_view text, const json& voc
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty() || line.starts_with("#version")) continue;
     const auto fail = [&](const std::string& message) {
-      throw std::runtime_error(name + ": line " + std::to_string(line_number) + ": " + message);
+      std::string place = name;
+      place.append(": line ").append(std::to_string(line_number)).append(": ");
+      throw std::runtime_error(place + message);
     };
     const std::size_t space = line.find(' ');
     if (space == std::string_view::npos || space == 0 || space + 1 == line.size() || line.find(' ', space + 1) != std::string_view::npos)
