@@ -228,7 +228,7 @@ void add_other_options(OptionTable& table) {
   table.add("graph", toggle(&C::print_graph), "", "print the graph that a rank runs");
   table.add("rank", integer(&C::rank, 0, 4095), "N", "with --graph: whose");
   table.section("Quantize", {Subcommand::kQuantize});
-  table.add("type", choice(&C::type, {"F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"}), "TYPE",
+  table.add("type", choice(&C::type, {"F32", "BF16", "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"}), "TYPE",
             "of the matrices (Q4_0, Q4_K: the head at Q8_0, Q6_K); vectors stay F32");
   table.section("Bench", {Subcommand::kBench});
   table.add("input-len", integer(&C::input_len, 1, kMaxInt32), "N", "prompt tokens of a request");

@@ -40,11 +40,11 @@ enum class ShardKind : std::uint8_t {
   kFeedForwardColumns,  // row-parallel: partial sums over feed-forward leaves, all-reduced
 };
 
-/// Where the rows of a tensor stand in the files, where it is a part of a stored tensor. Row r is stored row
+/// Where a tensor stands in the files, alone or as a part of a stored tensor. Row r is stored row
 /// `first + r / run * stride + r % run`; of a transposed tensor rows and columns change places, and `first_column` counts its stored rows.
 struct StoredPart {
-  std::string name;                // canonical name of the stored tensor; empty: the tensor stands alone, under its own name
-  std::vector<std::size_t> shape;  // of the stored tensor; all axes but the last count as rows
+  std::string name;                // of the stored tensor; empty: as TensorDecl::name
+  std::vector<std::size_t> shape;  // of the stored tensor; all axes but the last count as rows; empty: as the tensor's own
   std::size_t first = 0;
   std::size_t run = 0;  // rows that stand together; 0: all of them
   std::size_t stride = 0;
@@ -67,6 +67,11 @@ struct TensorDecl {
   float offset = 0.0f;  // added to each element of a vector when it is loaded
 
   bool is_vector() const { return rows == 0; }
+  const std::string& file_name() const { return stored.name.empty() ? name : stored.name; }
+  std::vector<std::size_t> file_shape() const {
+    if (!stored.shape.empty()) return stored.shape;
+    return is_vector() ? std::vector{columns} : std::vector{rows, columns};
+  }
 };
 
 using TensorId = std::size_t;
@@ -114,7 +119,7 @@ enum class Op : std::uint8_t {
   kScale,            // x *= factor, in place
   kSoftCap,          // x = factor * tanh(x / factor), in place
   kNorm,             // x -> h; weight and bias, where there are any, in `weights` and `biases`
-  kNormHeads,        // qkv: each query head, then each key head, in place; two weights
+  kNormHeads,        // qkv: each query head, then each key head, in place; a weight (and bias) for q and one for k, or one for each head
   kNormAllHeads,     // likewise over all heads of the model together: a reduction over ranks
   kLinear,           // h -> product with the stacked `weights`
   kRotateAndAppend,  // qkv: rotates queries and keys, appends to the cache

@@ -350,9 +350,22 @@ class Planner {
     const std::size_t qkv = value_of(node.output, Activation::kFloat32);
     const std::size_t head_dim = graph_.dims.head_dim;
     for (const bool queries : {true, false}) {
+      const Range range = queries ? shard().heads : shard().kv_heads;
+      const std::size_t heads = range.size(), column = queries ? 0 : shard().heads.size() * head_dim;
+      if (node.weights.size() > 2) {  // each head has its own
+        for (std::size_t i = 0; i < heads; ++i) {
+          const std::size_t which = (queries ? 0 : graph_.dims.num_heads) + range.begin + i;
+          const std::size_t weight = add_vector({node.weights.at(which)});
+          RankNode& norm = add(RankOp::kNormHeads, node, name);
+          norm.input = norm.output = qkv;
+          norm.out_column = column + i * head_dim;
+          norm.heads = 1;
+          norm.norm_weight = weight;
+        }
+        continue;
+      }
       const std::size_t weight = add_vector({node.weights.at(queries ? 0 : 1)});
-      const std::size_t heads = queries ? shard().heads.size() : shard().kv_heads.size();
-      const std::size_t column = queries ? 0 : shard().heads.size() * head_dim;
+      const std::size_t bias = node.biases.empty() ? kNone : add_vector({node.biases.at(queries ? 0 : 1)});
       std::size_t squares = kNone;
       if (node.op == Op::kNormAllHeads) squares = add_square_sum(node, name, qkv, column, queries);
       RankNode& norm = add(node.op == Op::kNormHeads ? RankOp::kNormHeads : RankOp::kNormBySquare, node, name);
@@ -360,6 +373,7 @@ class Planner {
       norm.out_column = column;
       norm.heads = heads;
       norm.norm_weight = weight;
+      norm.norm_bias = bias;
       norm.residual = squares;
       norm.norm_columns = (queries ? graph_.dims.num_heads : graph_.dims.num_kv_heads) * head_dim;
     }

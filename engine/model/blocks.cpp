@@ -8,9 +8,14 @@
 
 namespace lockstep::engine {
 
+namespace {
+
+constexpr std::size_t kOutsideLayers = parallel::kNone;
+
+}  // namespace
+
 using parallel::Op;
 using parallel::ShardKind;
-using parallel::StoredPart;
 using parallel::Width;
 
 AttentionModules AttentionModules::standard(const ModelSpec& spec, const std::string& module) {
@@ -47,57 +52,87 @@ GraphBuilder::ValueId GraphBuilder::embedding(const EmbeddingModules& modules) {
   ValueId x = value(modules.norm.empty() ? "x" : "e", Width::kHidden);
   parallel::Node& embed = node(Op::kEmbed, 0);
   embed.output = x;
-  embed.weights = {tensor({modules.tokens + ".weight", spec_.vocab_size, spec_.hidden_size, ShardKind::kVocabularyRows})};
+  embed.weights = {weight_of({.module = modules.tokens,
+                              .rows = spec_.vocab_size,
+                              .columns = spec_.hidden_size,
+                              .shard = ShardKind::kVocabularyRows,
+                              .part = {.name = file_name(modules.tokens, "token_embd")}})};
   if (spec_.embedding_scale != 1.0f) scale(x, spec_.embedding_scale, 0);
   if (!modules.positions.empty()) {
     parallel::Node& positions = node(Op::kAddPositions, 0);
     positions.output = x;
-    positions.weights = {
-        tensor({modules.positions + ".weight", spec_.max_position_embeddings + modules.position_offset, spec_.hidden_size})};
+    positions.weights = {weight_of({.module = modules.positions,
+                                    .rows = spec_.max_position_embeddings + modules.position_offset,
+                                    .columns = spec_.hidden_size,
+                                    .part = {.name = file_name(modules.positions, "position_embd")}})};
     positions.offset = modules.position_offset;
   }
-  if (!modules.norm.empty()) x = norm(x, modules.norm, 0, "x");
+  if (!modules.norm.empty()) x = norm(x, modules.norm, kOutsideLayers, "token_embd_norm", "x");
   graph_.nodes.back().tap = "layer.0.in";
   return x;
 }
 
-GraphBuilder::ValueId GraphBuilder::norm(ValueId x, const std::string& module, std::size_t layer, const std::string& name) {
+std::string GraphBuilder::file_name(const std::string& module, const std::string& gguf) const {
+  if (is_gguf()) return gguf;
+  return module.starts_with(spec_.absent_prefix) ? module.substr(spec_.absent_prefix.size()) : module;
+}
+
+std::string GraphBuilder::file_name(const std::string& module, const std::string& gguf, std::size_t layer) const {
+  return file_name(module, layer == kOutsideLayers ? gguf : "blk." + std::to_string(layer) + "." + gguf);
+}
+
+GraphBuilder::ValueId GraphBuilder::norm(ValueId x, const std::string& module, std::size_t layer, const std::string& gguf,
+                                         const std::string& name) {
   const ValueId h = value(name, Width::kHidden);
-  parallel::Node made{.op = Op::kNorm, .inputs = {x}, .output = h, .layer = layer, .norm = spec_.norm.kind, .eps = spec_.norm.eps};
-  if (spec_.norm.has_weight) made.weights = {norm_weight(module, spec_.hidden_size, ShardKind::kReplicated)};
-  if (spec_.norm.has_bias) made.biases = {tensor({module + ".bias", 0, spec_.hidden_size})};
-  graph_.nodes.push_back(std::move(made));
+  const std::string stored = file_name(module, gguf, layer);
+  parallel::Node& made = node(Op::kNorm, layer == kOutsideLayers ? spec_.num_layers : layer);
+  made.inputs = {x};
+  made.output = h;
+  made.norm = spec_.norm.kind;
+  made.eps = spec_.norm.eps;
+  if (spec_.norm.has_weight) made.weights = {norm_weight(module, stored, spec_.hidden_size)};
+  if (spec_.norm.has_bias) {
+    parallel::TensorDecl bias{.name = module + ".bias", .columns = spec_.hidden_size};
+    bias.stored.name = stored + ".bias";
+    made.biases = {tensor(std::move(bias))};
+  }
   return h;
 }
 
-parallel::TensorId GraphBuilder::norm_weight(const std::string& module, std::size_t columns, ShardKind shard, bool rotary_rows) {
-  parallel::TensorDecl decl{module + ".weight", 0, columns, shard, rotary_rows};
+parallel::TensorId GraphBuilder::norm_weight(const std::string& module, const std::string& stored, std::size_t columns, ShardKind shard,
+                                             bool rotary_rows) {
+  parallel::TensorDecl decl{.name = module + ".weight", .columns = columns, .shard = shard, .rotary_rows = rotary_rows};
+  decl.stored.name = stored + ".weight";
   decl.offset = spec_.norm.weight_offset;
   return tensor(std::move(decl));
 }
 
-std::vector<GraphBuilder::Projection> GraphBuilder::query_key_value(const AttentionModules& modules) const {
+std::vector<GraphBuilder::Projection> GraphBuilder::query_key_value(const AttentionModules& modules, std::size_t layer) const {
   const std::size_t dim = spec_.head_dim, hidden = spec_.hidden_size;
   const std::size_t query_rows = spec_.num_heads * dim, kv_rows = spec_.num_kv_heads * dim;
   std::vector<Projection> all{{modules.q, query_rows, hidden, ShardKind::kQueryRows, true},
                               {modules.k, kv_rows, hidden, ShardKind::kKvRows, true},
                               {modules.v, kv_rows, hidden, ShardKind::kKvRows}};
+  const char* gguf[] = {"attn_q", "attn_k", "attn_v"};
+  Fusion fusion = modules.fusion;
+  if (is_gguf()) fusion = spec_.joined_qkv.value_or(fusion != Fusion::kNone) ? Fusion::kParts : Fusion::kNone;
   std::size_t first = 0;
-  for (Projection& projection : all) {
-    projection.part.transposed = modules.transposed;
-    if (modules.fusion == Fusion::kNone) continue;
-    projection.part.name = modules.fused;
-    projection.part.shape = {query_rows + 2 * kv_rows};
-    projection.part.first = first;
-    first += modules.fusion == Fusion::kByHead ? dim : projection.rows;
-    if (modules.fusion == Fusion::kByHead) projection.part.run = dim, projection.part.stride = 3 * dim;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    parallel::StoredPart& part = all[i].part;
+    part.transposed = modules.transposed && !is_gguf();
+    part.name = fusion == Fusion::kNone ? file_name(all[i].module, gguf[i], layer) : file_name(modules.fused, "attn_qkv", layer);
+    if (fusion == Fusion::kNone) continue;
+    part.shape = {query_rows + 2 * kv_rows};
+    part.first = first;
+    first += fusion == Fusion::kByHead ? dim : all[i].rows;
+    if (fusion == Fusion::kByHead) part.run = dim, part.stride = 3 * dim;
   }
   return all;
 }
 
 GraphBuilder::Sum GraphBuilder::attention(ValueId h, const AttentionModules& modules, std::size_t layer) {
   const ValueId qkv = value("qkv", Width::kQkv);
-  linear(h, qkv, query_key_value(modules), spec_.attention_bias, layer);
+  linear(h, qkv, query_key_value(modules, layer), spec_.attention_bias, layer);
   if (!modules.q_norm.empty()) norm_heads(qkv, modules, layer);
   const std::size_t attention = attention_of(layer);
   parallel::Node& rotate = node(Op::kRotateAndAppend, layer);
@@ -111,24 +146,46 @@ GraphBuilder::Sum GraphBuilder::attention(ValueId h, const AttentionModules& mod
   attend.attention = attention;
   const ValueId sum = value("p", Width::kHidden);
   Projection output{modules.o, spec_.hidden_size, spec_.num_heads * spec_.head_dim, ShardKind::kAttentionColumns};
-  output.part.transposed = modules.transposed;
+  output.part = {.name = file_name(modules.o, "attn_output", layer), .transposed = modules.transposed && !is_gguf()};
   linear(heads, sum, {output}, false, layer);
-  return {sum, spec_.attention_output_bias ? modules.o : ""};
+  return {sum, spec_.attention_output_bias ? std::optional(bias_of(output)) : std::nullopt};
 }
 
 void GraphBuilder::norm_heads(ValueId qkv, const AttentionModules& modules, std::size_t layer) {
-  const bool all = modules.norms_span_heads;
-  const std::size_t dim = spec_.head_dim;
-  const parallel::TensorId q =
-      norm_weight(modules.q_norm, all ? spec_.num_heads * dim : dim, all ? ShardKind::kQueryRows : ShardKind::kReplicated, true);
-  const parallel::TensorId k =
-      norm_weight(modules.k_norm, all ? spec_.num_kv_heads * dim : dim, all ? ShardKind::kKvRows : ShardKind::kReplicated, true);
-  parallel::Node& norm = node(all ? Op::kNormAllHeads : Op::kNormHeads, layer);
-  norm.inputs = {qkv};
-  norm.output = qkv;
-  norm.weights = {q, k};
-  norm.norm = spec_.norm.kind;
-  norm.eps = spec_.norm.eps;
+  parallel::Node norm{.op = modules.head_norms == HeadNorms::kSpanning ? Op::kNormAllHeads : Op::kNormHeads,
+                      .inputs = {qkv},
+                      .output = qkv,
+                      .layer = layer,
+                      .norm = spec_.norm.kind,
+                      .eps = spec_.norm.eps};
+  for (const bool queries : {true, false}) norm_of_heads(norm, modules, queries, layer);
+  graph_.nodes.push_back(std::move(norm));
+}
+
+void GraphBuilder::norm_of_heads(parallel::Node& norm, const AttentionModules& modules, bool queries, std::size_t layer) {
+  const std::size_t dim = spec_.head_dim, heads = queries ? spec_.num_heads : spec_.num_kv_heads;
+  const std::string& module = queries ? modules.q_norm : modules.k_norm;
+  const std::string stored = file_name(module, queries ? "attn_q_norm" : "attn_k_norm", layer);
+  if (modules.head_norms == HeadNorms::kSpanning) {
+    norm.weights.push_back(norm_weight(module, stored, heads * dim, queries ? ShardKind::kQueryRows : ShardKind::kKvRows, true));
+    return;
+  }
+  if (modules.head_norms == HeadNorms::kAlike) {
+    norm.weights.push_back(norm_weight(module, stored, dim, ShardKind::kReplicated, true));
+    if (!modules.head_norm_bias) return;
+    parallel::TensorDecl bias{.name = module + ".bias", .columns = dim, .rotary_rows = true};
+    bias.stored.name = stored + ".bias";
+    norm.biases.push_back(tensor(std::move(bias)));
+    return;
+  }
+  const bool apart = modules.head_norms == HeadNorms::kEachApart && !is_gguf();
+  for (std::size_t head = 0; head < heads; ++head) {
+    const std::string part = ".norms." + std::to_string(head);
+    const parallel::TensorId weight = norm_weight(module + part, apart ? stored + part : stored, dim, ShardKind::kReplicated, true);
+    parallel::StoredPart& place = graph_.tensors[weight].stored;
+    if (!apart) place.shape = {heads, dim}, place.first = head * dim;
+    norm.weights.push_back(weight);
+  }
 }
 
 std::size_t GraphBuilder::attention_of(std::size_t layer) {
@@ -162,19 +219,22 @@ std::size_t GraphBuilder::inner_of(std::size_t size) const {
   throw std::logic_error("no layer has the inner size " + std::to_string(size));
 }
 
-GraphBuilder::ValueId GraphBuilder::inner_product(ValueId h, const FeedForwardModules& modules, std::size_t which, std::size_t layer) {
+GraphBuilder::ValueId GraphBuilder::inner_product(ValueId h, const FeedForwardModules& modules, std::size_t which, std::size_t layer,
+                                                  const std::string& gguf_suffix) {
   const std::size_t rows = graph_.dims.inner_size(which), hidden = spec_.hidden_size;
   const bool gated = !modules.gate.empty();
   const std::string suffix = which == 0 ? "" : "." + std::to_string(which);
   std::vector<Projection> projections;
-  for (const std::string& module : {modules.gate, modules.up}) {
-    if (module.empty()) continue;
-    projections.push_back({module, rows, hidden, ShardKind::kFeedForwardRows, false, which});
-    projections.back().part.transposed = modules.transposed;
-    if (modules.fused.empty()) continue;
-    projections.back().part.name = modules.fused;
-    projections.back().part.shape = {2 * rows};
-    projections.back().part.first = projections.size() == 1 ? 0 : rows;
+  for (const auto& [module, gguf] : {std::pair(&modules.gate, "ffn_gate"), std::pair(&modules.up, "ffn_up")}) {
+    if (module->empty()) continue;
+    Projection projection{*module, rows, hidden, ShardKind::kFeedForwardRows, false, which};
+    projection.part = {.name = file_name(*module, gguf + gguf_suffix, layer), .transposed = modules.transposed && !is_gguf()};
+    if (!modules.fused.empty()) {
+      projection.part.name = file_name(modules.fused, "ffn_up", layer);
+      projection.part.shape = {2 * rows};
+      projection.part.first = projections.size() * rows;
+    }
+    projections.push_back(std::move(projection));
   }
   const ValueId up = value((gated ? "gate_up" : "u") + suffix, gated ? Width::kGateUp : Width::kFeedForward, which);
   linear(h, up, projections, spec_.mlp_bias, layer);
@@ -191,64 +251,82 @@ GraphBuilder::Sum GraphBuilder::feed_forward(ValueId h, const FeedForwardModules
   const ValueId inner = inner_product(h, modules, which, layer);
   const ValueId sum = value("p", Width::kHidden);
   Projection down{modules.down, spec_.hidden_size, spec_.intermediate_size, ShardKind::kFeedForwardColumns, false, which};
-  down.part.transposed = modules.transposed;
+  down.part = {.name = file_name(modules.down, "ffn_down", layer), .transposed = modules.transposed && !is_gguf()};
   linear(inner, sum, {down}, false, layer);
-  return {sum, spec_.mlp_bias ? modules.down : ""};
+  return {sum, spec_.mlp_bias ? std::optional(bias_of(down)) : std::nullopt};
+}
+
+/// In GGUF files the experts of a layer are one tensor, one behind the other.
+GraphBuilder::Projection GraphBuilder::expert_projection(const std::string& module, const std::string& gguf, std::size_t expert,
+                                                         Projection projection, std::size_t layer) const {
+  projection.module = module;
+  projection.part.name = file_name(module, gguf, layer);
+  if (is_gguf()) projection.part.shape = {spec_.experts.count, projection.rows}, projection.part.first = expert * projection.rows;
+  return projection;
 }
 
 GraphBuilder::Sum GraphBuilder::experts(ValueId h, const ExpertModules& modules, std::size_t layer) {
   const ExpertSpec& spec = spec_.experts;
-  const std::size_t inner = inner_of(spec.intermediate_size);
+  const std::size_t hidden = spec_.hidden_size, inner = inner_of(spec.intermediate_size);
   const ValueId logits = value("router", Width::kFixed, 0, spec.count), weights = value("routing", Width::kFixed, 0, spec.count);
-  linear(h, logits, {{modules.router, spec.count, spec_.hidden_size}}, false, layer);
+  linear(h, logits,
+         {{.module = modules.router,
+           .rows = spec.count,
+           .columns = hidden,
+           .part = {.name = file_name(modules.router, "ffn_gate_inp", layer)}}},
+         false, layer);
   parallel::Node& route = node(Op::kRoute, layer);
   route.inputs = {logits};
   route.output = weights;
   route.routing = {.per_token = spec.per_token, .renormalised = spec.renormalised};
   const ValueId sum = value("p", Width::kHidden);
+  const Projection rows{"", spec.intermediate_size, hidden, ShardKind::kFeedForwardRows, false, inner};
+  const Projection columns{"", hidden, spec.intermediate_size, ShardKind::kFeedForwardColumns, false, inner};
   parallel::Node mixture{.op = Op::kExperts, .inputs = {h, weights}, .output = sum, .layer = layer, .function = spec_.activation};
   for (std::size_t expert = 0; expert < spec.count; ++expert) {
     const std::string module = modules.experts + "." + std::to_string(expert) + ".";
-    mixture.weights.push_back(
-        weight_of({module + modules.gate, spec.intermediate_size, spec_.hidden_size, ShardKind::kFeedForwardRows, false, inner}));
-    mixture.weights.push_back(
-        weight_of({module + modules.up, spec.intermediate_size, spec_.hidden_size, ShardKind::kFeedForwardRows, false, inner}));
-    mixture.weights.push_back(
-        weight_of({module + modules.down, spec_.hidden_size, spec.intermediate_size, ShardKind::kFeedForwardColumns, false, inner}));
+    mixture.weights.push_back(weight_of(expert_projection(module + modules.gate, "ffn_gate_exps", expert, rows, layer)));
+    mixture.weights.push_back(weight_of(expert_projection(module + modules.up, "ffn_up_exps", expert, rows, layer)));
+    mixture.weights.push_back(weight_of(expert_projection(module + modules.down, "ffn_down_exps", expert, columns, layer)));
   }
   graph_.nodes.push_back(std::move(mixture));
-  if (modules.shared.empty()) return {sum, ""};
+  if (modules.shared.empty()) return {sum};
 
   const FeedForwardModules shared = FeedForwardModules::standard(modules.shared);
   const std::size_t shared_size = inner_of(spec.shared_intermediate_size);
   const ValueId of_all = value("p.shared", Width::kHidden);
-  const ValueId shared_inner = inner_product(h, shared, shared_size, layer);
-  linear(shared_inner, of_all,
-         {{shared.down, spec_.hidden_size, spec.shared_intermediate_size, ShardKind::kFeedForwardColumns, false, shared_size}}, false,
-         layer);
+  const ValueId shared_inner = inner_product(h, shared, shared_size, layer, "_shexp");
+  Projection down{shared.down, hidden, spec.shared_intermediate_size, ShardKind::kFeedForwardColumns, false, shared_size};
+  down.part.name = file_name(shared.down, "ffn_down_shexp", layer);
+  linear(shared_inner, of_all, {down}, false, layer);
   const ValueId gate = value("shared.gate", Width::kFixed, 0, 1);
-  linear(h, gate, {{modules.shared_gate, 1, spec_.hidden_size}}, false, layer);
+  Projection gate_row{.module = modules.shared_gate, .rows = 1, .columns = hidden};
+  gate_row.part.name = file_name(modules.shared_gate, "ffn_gate_inp_shexp", layer);
+  gate_row.stored_as_vector = is_gguf();
+  linear(h, gate, {gate_row}, false, layer);
   parallel::Node& gated = node(Op::kGateRows, layer);
   gated.inputs = {gate};
   gated.output = of_all;
   parallel::Node& both = node(Op::kAdd, layer);
   both.inputs = {of_all};
   both.output = sum;
-  return {sum, ""};
+  return {sum};
 }
 
 void GraphBuilder::add(ValueId x, const Sum& sum, Branch branch, std::size_t layer, const std::string& post_norm) {
   const std::string prefix = "layer." + std::to_string(layer);
-  const std::string tap = prefix + (branch == Branch::kAttention ? ".attn_out" : ".mlp_out");
+  const bool attends = branch == Branch::kAttention;
+  const std::string tap = prefix + (attends ? ".attn_out" : ".mlp_out");
   const bool changed = !post_norm.empty() || spec_.residual_scale != 1.0f;  // what is added is not the sum itself
-  if (changed && !sum.bias.empty()) throw std::logic_error("a bias before a norm or a scale of a branch is not done");
+  if (changed && sum.bias) throw std::logic_error("a bias before a norm or a scale of a branch is not done");
   if (changed) graph_.nodes.back().tap = tap;
-  const ValueId delta = post_norm.empty() ? sum.value : norm(sum.value, post_norm, layer, "n");
+  const ValueId delta =
+      post_norm.empty() ? sum.value : norm(sum.value, post_norm, layer, attends ? "post_attention_norm" : "post_ffw_norm", "n");
   if (spec_.residual_scale != 1.0f) scale(delta, spec_.residual_scale, layer);
   parallel::Node added{.op = Op::kAdd, .inputs = {delta}, .output = x, .layer = layer};
-  if (!sum.bias.empty()) added.biases = {tensor({sum.bias + ".bias", 0, spec_.hidden_size})};
+  if (sum.bias) added.biases = {*sum.bias};
   if (!changed) added.tap_input = tap;
-  if (branch == Branch::kFeedForward) added.tap = prefix + ".out";
+  if (!attends) added.tap = prefix + ".out";
   graph_.nodes.push_back(std::move(added));
 }
 
@@ -258,11 +336,18 @@ void GraphBuilder::head(ValueId x, const std::string& norm_module, const std::st
   parallel::Node& select = node(Op::kSelectLogitRows, after_layers);
   select.inputs = {x};
   select.output = selected;
-  const ValueId h = norm(selected, norm_module, after_layers, "h.selected");
+  const ValueId h = norm(selected, norm_module, kOutsideLayers, "output_norm", "h.selected");
   graph_.nodes.back().tap = "final_norm";
   const ValueId logits = value("logits", Width::kVocabulary);
-  linear(h, logits, {{head_module, spec_.vocab_size, spec_.hidden_size, ShardKind::kVocabularyRows}}, spec_.head_bias, after_layers);
-  if (spec_.logit_scale != 1.0f) scale(logits, spec_.logit_scale, after_layers);
+  linear(h, logits,
+         {{.module = head_module,
+           .rows = spec_.vocab_size,
+           .columns = spec_.hidden_size,
+           .shard = ShardKind::kVocabularyRows,
+           .part = {.name = file_name(head_module, "output")}}},
+         spec_.head_bias, after_layers);
+  const float logit_scale = spec_.logit_scale / spec_.logit_divisor;
+  if (logit_scale != 1.0f) scale(logits, logit_scale, after_layers);
   if (spec_.logit_soft_cap != 0.0f) {
     parallel::Node& cap = node(Op::kSoftCap, after_layers);
     cap.output = logits;
@@ -282,25 +367,24 @@ void GraphBuilder::linear(ValueId in, ValueId out, const std::vector<Projection>
 parallel::TensorId GraphBuilder::weight_of(const Projection& projection) {
   parallel::TensorDecl decl{projection.module + ".weight", projection.rows, projection.columns, projection.shard, projection.rotary_rows};
   decl.inner = projection.inner;
-  const StoredPart& part = projection.part;
-  if (!part.name.empty() || part.transposed) {
-    decl.stored = part;
-    decl.stored.name = (part.name.empty() ? projection.module : part.name) + ".weight";
-    const std::size_t stored_rows = part.shape.empty() ? projection.rows : part.shape.front();
-    decl.stored.shape = {stored_rows, projection.columns};
-    if (part.transposed) std::swap(decl.stored.shape[0], decl.stored.shape[1]);
-  }
+  decl.stored = projection.part;
+  decl.stored.name += ".weight";
+  if (decl.stored.shape.empty() && !projection.stored_as_vector) decl.stored.shape = {projection.rows};
+  decl.stored.shape.push_back(projection.columns);
+  if (decl.stored.transposed) std::swap(decl.stored.shape.front(), decl.stored.shape.back());
   return tensor(std::move(decl));
 }
 
 parallel::TensorId GraphBuilder::bias_of(const Projection& projection) {
-  parallel::TensorDecl decl{projection.module + ".bias", 0, projection.rows, projection.shard, projection.rotary_rows};
+  // That of a row-parallel product is added once, to the sum.
+  const bool row_parallel = projection.shard == ShardKind::kAttentionColumns || projection.shard == ShardKind::kFeedForwardColumns;
+  parallel::TensorDecl decl{projection.module + ".bias", 0, projection.rows, row_parallel ? ShardKind::kReplicated : projection.shard,
+                            projection.rotary_rows};
   decl.inner = projection.inner;
-  if (!projection.part.name.empty()) {
-    decl.stored = projection.part;
-    decl.stored.name += ".bias";
-    decl.stored.transposed = false;
-  }
+  decl.stored = projection.part;
+  decl.stored.name += ".bias";
+  decl.stored.transposed = false;
+  if (decl.stored.shape.empty()) decl.stored.shape = {projection.rows};
   return tensor(std::move(decl));
 }
 
@@ -339,33 +423,27 @@ GraphBuilder::Sum standard_feed_forward(GraphBuilder& builder, const ModelSpec&,
   return builder.feed_forward(h, FeedForwardModules::standard(module + ".mlp"), layer);
 }
 
-parallel::Graph build_decoder(const ModelSpec& spec, BuildBranch attention, BuildBranch feed_forward) {
+parallel::Graph build_decoder(const ModelSpec& spec, const DecoderModules& modules) {
   using Branch = GraphBuilder::Branch;
   GraphBuilder builder(spec);
-  const auto x = builder.embedding({.tokens = "model.embed_tokens"});
+  const auto x = builder.embedding(modules.embedding);
   for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
-    const std::string module = "model.layers." + std::to_string(layer);
-    const auto h = builder.norm(x, module + ".input_layernorm", layer);
-    builder.add(x, attention(builder, spec, h, module, layer), Branch::kAttention, layer);
-    const auto after = builder.norm(x, module + ".post_attention_layernorm", layer);
-    builder.add(x, feed_forward(builder, spec, after, module, layer), Branch::kFeedForward, layer);
+    const std::string module = modules.layers + std::to_string(layer);
+    const auto named = [&](const std::string& norm) { return norm.empty() ? norm : std::string(module).append(".").append(norm); };
+    const bool own_norm = !modules.feed_forward_norm.empty();
+    const auto h = modules.attention_norm.empty() ? x : builder.norm(x, named(modules.attention_norm), layer, "attn_norm");
+    // Side by side, both norms are of the same x: before the attention is added.
+    auto fed = spec.parallel_residual ? h : x;
+    const auto norm_again = [&] {
+      fed = builder.norm(x, named(modules.feed_forward_norm), layer, "ffn_norm", spec.parallel_residual ? "h2" : "h");
+    };
+    if (own_norm && spec.parallel_residual) norm_again();
+    builder.add(x, modules.attention(builder, spec, h, module, layer), Branch::kAttention, layer, named(modules.attention_post_norm));
+    if (own_norm && !spec.parallel_residual) norm_again();
+    builder.add(x, modules.feed_forward(builder, spec, fed, module, layer), Branch::kFeedForward, layer,
+                named(modules.feed_forward_post_norm));
   }
-  builder.head(x, "model.norm", spec.tie_word_embeddings ? "model.embed_tokens" : "lm_head");
-  return builder.take();
-}
-
-parallel::Graph build_parallel_decoder(const ModelSpec& spec, BuildBranch attention, BuildBranch feed_forward,
-                                       const std::string& final_norm) {
-  using Branch = GraphBuilder::Branch;
-  GraphBuilder builder(spec);
-  const auto x = builder.embedding({.tokens = "model.embed_tokens"});
-  for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
-    const std::string module = "model.layers." + std::to_string(layer);
-    const auto h = builder.norm(x, module + ".input_layernorm", layer);
-    builder.add(x, attention(builder, spec, h, module, layer), Branch::kAttention, layer);
-    builder.add(x, feed_forward(builder, spec, h, module, layer), Branch::kFeedForward, layer);
-  }
-  builder.head(x, final_norm, spec.tie_word_embeddings ? "model.embed_tokens" : "lm_head");
+  builder.head(x, modules.final_norm, spec.tie_word_embeddings ? modules.embedding.tokens : modules.head);
   return builder.take();
 }
 

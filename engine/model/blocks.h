@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,14 @@ enum class Fusion : std::uint8_t {
   kByHead,  // for each head its q, its k, its v
 };
 
+/// The norms of query and key heads.
+enum class HeadNorms : std::uint8_t {
+  kAlike,      // of each head by itself, all with the same weight (and bias, where the modules say so)
+  kEach,       // of each head by itself, with weights of its own: one stored tensor [heads, head_dim]
+  kEachApart,  // likewise: a stored tensor for each head, MODULE.norms.N (in GGUF files as kEach)
+  kSpanning,   // one norm over all heads
+};
+
 /// What x begins with. A module that is empty is none. Position p is row p + position_offset of a table that has max_position_embeddings +
 /// position_offset rows: a hard limit of the length.
 struct EmbeddingModules {
@@ -26,12 +35,14 @@ struct EmbeddingModules {
 };
 
 /// The modules of an attention block. Modules are named as in Hugging Face files, without ".weight": those are the canonical names of
-/// tensors.
+/// tensors. In GGUF files a tensor is called after what it is for, the same in all families, so GraphBuilder knows those names; there q, k
+/// and v of a `fused` tensor always stand one behind the other, and nothing is `transposed`.
 struct AttentionModules {
   std::string q, k, v, o;
   std::string q_norm = {}, k_norm = {};  // empty: none
-  bool norms_span_heads = false;         // each is one norm over all heads
-  std::string fused = {};                // the stored tensor of q, k and v
+  HeadNorms head_norms = HeadNorms::kAlike;
+  bool head_norm_bias = false;
+  std::string fused = {};  // the stored tensor of q, k and v
   Fusion fusion = Fusion::kNone;
   bool transposed = false;  // all of them are stored [in, out]
 
@@ -63,10 +74,10 @@ class GraphBuilder {
  public:
   using ValueId = parallel::ValueId;
 
-  /// A row-parallel product: the sum over the ranks, and the module whose bias is still to be added, once.
+  /// A row-parallel product: the sum over the ranks, and the bias that is still to be added, once.
   struct Sum {
     ValueId value = 0;
-    std::string bias = {};
+    std::optional<parallel::TensorId> bias = std::nullopt;
   };
   enum class Branch : std::uint8_t { kAttention, kFeedForward };
 
@@ -74,8 +85,8 @@ class GraphBuilder {
 
   /// Returns x [tokens, hidden], the residual stream: the embedding of the tokens, scaled as the model says.
   ValueId embedding(const EmbeddingModules& modules);
-  /// Returns norm(x), a value of this name.
-  ValueId norm(ValueId x, const std::string& module, std::size_t layer, const std::string& name = "h");
+  /// Returns norm(x), a value of this name. `gguf`: what GGUF files call the module, without "blk.N.".
+  ValueId norm(ValueId x, const std::string& module, std::size_t layer, const std::string& gguf = {}, const std::string& name = "h");
 
   /// W_o attention(rotate(W_qkv h)): causal, KV heads shared by groups of query heads.
   Sum attention(ValueId h, const AttentionModules& modules, std::size_t layer);
@@ -98,17 +109,26 @@ class GraphBuilder {
     parallel::ShardKind shard = parallel::ShardKind::kReplicated;
     bool rotary_rows = false;
     std::size_t inner = 0;
-    parallel::StoredPart part = {};  // with the module as its name, and no shape: see stored_part
+    parallel::StoredPart part = {};  // named as the module in the files; its shape, where it has one, without the columns
+    bool stored_as_vector = false;   // one row, without an axis for it
   };
+  bool is_gguf() const { return spec_.naming == NamingScheme::kGguf; }
+  std::string file_name(const std::string& module, const std::string& gguf) const;  // of a module of the whole model
+  std::string file_name(const std::string& module, const std::string& gguf, std::size_t layer) const;
+  Projection expert_projection(const std::string& module, const std::string& gguf, std::size_t expert, Projection projection,
+                               std::size_t layer) const;
   parallel::TensorId weight_of(const Projection& projection);
   parallel::TensorId bias_of(const Projection& projection);
-  parallel::TensorId norm_weight(const std::string& module, std::size_t columns, parallel::ShardKind shard, bool rotary_rows = false);
-  std::vector<Projection> query_key_value(const AttentionModules& modules) const;
+  parallel::TensorId norm_weight(const std::string& module, const std::string& stored, std::size_t columns,
+                                 parallel::ShardKind shard = parallel::ShardKind::kReplicated, bool rotary_rows = false);
+  std::vector<Projection> query_key_value(const AttentionModules& modules, std::size_t layer) const;
   void norm_heads(ValueId qkv, const AttentionModules& modules, std::size_t layer);
+  void norm_of_heads(parallel::Node& norm, const AttentionModules& modules, bool queries, std::size_t layer);
   std::size_t attention_of(std::size_t layer);
   std::size_t rotary_of(const RopeSpec& rope);
   std::size_t inner_of(std::size_t size) const;
-  ValueId inner_product(ValueId h, const FeedForwardModules& modules, std::size_t which, std::size_t layer);
+  ValueId inner_product(ValueId h, const FeedForwardModules& modules, std::size_t which, std::size_t layer,
+                        const std::string& gguf_suffix = {});
   void linear(ValueId in, ValueId out, const std::vector<Projection>& projections, bool bias, std::size_t layer);
   void scale(ValueId value, float factor, std::size_t layer);
   parallel::TensorId tensor(parallel::TensorDecl tensor);
@@ -128,12 +148,22 @@ GraphBuilder::Sum standard_attention(GraphBuilder& builder, const ModelSpec& spe
 GraphBuilder::Sum standard_feed_forward(GraphBuilder& builder, const ModelSpec& spec, parallel::ValueId h, const std::string& module,
                                         std::size_t layer);
 
-/// Most models: pre-norm blocks under "model.layers", most of them with the standard names.
-parallel::Graph build_decoder(const ModelSpec& spec, BuildBranch attention = standard_attention,
-                              BuildBranch feed_forward = standard_feed_forward);
+/// What stands around the branches of a decoder, as most models name it. Norms of a layer are named within it. An empty norm is none: the
+/// branch reads x, or, side by side with attention, what that reads.
+struct DecoderModules {
+  EmbeddingModules embedding = {.tokens = "model.embed_tokens"};
+  std::string layers = "model.layers.";
+  std::string attention_norm = "input_layernorm";
+  std::string attention_post_norm = {};  // of what attention gives, before it is added
+  std::string feed_forward_norm = "post_attention_layernorm";
+  std::string feed_forward_post_norm = {};
+  std::string final_norm = "model.norm";
+  std::string head = "lm_head";  // where it is not the embedding
+  BuildBranch attention = standard_attention;
+  BuildBranch feed_forward = standard_feed_forward;
+};
 
-/// Both branches of a layer read one norm of the same x.
-parallel::Graph build_parallel_decoder(const ModelSpec& spec, BuildBranch attention, BuildBranch feed_forward,
-                                       const std::string& final_norm);
+/// The decoder that all families are. With spec.parallel_residual both branches of a layer read the same x.
+parallel::Graph build_decoder(const ModelSpec& spec, const DecoderModules& modules = {});
 
 }  // namespace lockstep::engine

@@ -1,5 +1,5 @@
 // BLOOM: ALiBi in place of positions, a LayerNorm on the embeddings, one stored tensor with q, k and v of each head in turn.
-// Source: Hugging Face transformers (BloomConfig, build_alibi_tensor).
+// Source: Hugging Face transformers (BloomConfig, build_alibi_tensor); llama.cpp (MODEL_ARCH.BLOOM).
 
 #include <bit>
 #include <cmath>
@@ -24,30 +24,39 @@ std::vector<float> alibi_slopes(std::size_t num_heads) {
   return slopes;
 }
 
-void read(const JsonFields& fields, ModelSpec& spec) {
-  spec.intermediate_size = 4 * spec.hidden_size;
+/// What no configuration leaves open.
+void set_parts(ModelSpec& spec) {
   spec.attention_bias = spec.attention_output_bias = spec.mlp_bias = true;
   spec.slopes = alibi_slopes(spec.num_heads);
+}
+
+void read(const JsonFields& fields, ModelSpec& spec) {
+  spec.intermediate_size = 4 * spec.hidden_size;
+  set_parts(spec);
   refuse_flag(fields, "apply_residual_connection_post_layernorm");
 }
 
-parallel::Graph build(const ModelSpec& spec) {
-  using Branch = GraphBuilder::Branch;
-  GraphBuilder builder(spec);
-  const auto x = builder.embedding({.tokens = "transformer.word_embeddings", .norm = "transformer.word_embeddings_layernorm"});
-  for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
-    const std::string module = "transformer.h." + std::to_string(layer);
-    const std::string qkv = module + ".self_attention.query_key_value";
-    const AttentionModules attention{
-        .q = qkv + ".q", .k = qkv + ".k", .v = qkv + ".v", .o = module + ".self_attention.dense", .fused = qkv, .fusion = Fusion::kByHead};
-    const FeedForwardModules feed_forward{.up = module + ".mlp.dense_h_to_4h", .down = module + ".mlp.dense_4h_to_h"};
-    builder.add(x, builder.attention(builder.norm(x, module + ".input_layernorm", layer), attention, layer), Branch::kAttention, layer);
-    const auto after = builder.norm(x, module + ".post_attention_layernorm", layer);
-    builder.add(x, builder.feed_forward(after, feed_forward, layer), Branch::kFeedForward, layer);
-  }
-  builder.head(x, "transformer.ln_f", spec.tie_word_embeddings ? "transformer.word_embeddings" : "lm_head");
-  return builder.take();
+GraphBuilder::Sum attention(GraphBuilder& builder, const ModelSpec&, parallel::ValueId h, const std::string& module, std::size_t layer) {
+  const std::string qkv = module + ".self_attention.query_key_value";
+  return builder.attention(
+      h,
+      {.q = qkv + ".q", .k = qkv + ".k", .v = qkv + ".v", .o = module + ".self_attention.dense", .fused = qkv, .fusion = Fusion::kByHead},
+      layer);
 }
+
+GraphBuilder::Sum feed_forward(GraphBuilder& builder, const ModelSpec&, parallel::ValueId h, const std::string& module, std::size_t layer) {
+  return builder.feed_forward(h, {.up = module + ".mlp.dense_h_to_4h", .down = module + ".mlp.dense_4h_to_h"}, layer);
+}
+
+parallel::Graph build(const ModelSpec& spec) {
+  return build_decoder(spec, {.embedding = {.tokens = "transformer.word_embeddings", .norm = "transformer.word_embeddings_layernorm"},
+                              .layers = "transformer.h.",
+                              .final_norm = "transformer.ln_f",
+                              .attention = attention,
+                              .feed_forward = feed_forward});
+}
+
+void describe(GgufKeys&, ModelSpec& spec) { set_parts(spec); }
 
 constexpr ConfigKeys kKeys{.num_layers = "n_layer",
                            .num_heads = "n_head",
@@ -66,7 +75,8 @@ constexpr Family kFamilies[] = {{.architecture = "bloom",
                                  .keys = kKeys,
                                  .read = read,
                                  .build = build,
-                                 .base_prefix = "transformer."}};
+                                 .base_prefix = "transformer.",
+                                 .gguf = {.architecture = "bloom", .rotary = false, .describe = describe}}};
 
 }  // namespace
 

@@ -1,7 +1,8 @@
 // Gemma 1 to 3: norms by 1 + weight, embeddings times sqrt(hidden), GELU gates, a tied head. Gemma 2 adds norms behind the branches, soft
 // caps and sliding layers; Gemma 3 norms of heads and a second rotary base for its sliding layers.
-// Source: Hugging Face transformers (GemmaConfig, Gemma2Config, Gemma3TextConfig).
+// Source: Hugging Face transformers (GemmaConfig, Gemma2Config, Gemma3TextConfig); llama.cpp (MODEL_ARCH.GEMMA ...): files have 1 + weight.
 
+#include <algorithm>
 #include <cmath>
 
 #include "engine/model/blocks.h"
@@ -13,9 +14,11 @@
 namespace lockstep::engine {
 namespace {
 
+float embedding_scale(const ModelSpec& spec) { return static_cast<float>(std::sqrt(static_cast<double>(spec.hidden_size))); }
+
 void read_gemma(const JsonFields& fields, ModelSpec& spec) {
   spec.norm.weight_offset = 1.0f;
-  spec.embedding_scale = static_cast<float>(std::sqrt(static_cast<double>(spec.hidden_size)));
+  spec.embedding_scale = embedding_scale(spec);
   read_attention_bias(fields, false, true, spec);
 }
 
@@ -56,20 +59,34 @@ void read_gemma3(const JsonFields& fields, ModelSpec& spec) {
 parallel::Graph build_gemma(const ModelSpec& spec) { return build_decoder(spec); }
 
 parallel::Graph build_gemma2(const ModelSpec& spec) {
-  using Branch = GraphBuilder::Branch;
-  GraphBuilder builder(spec);
-  const auto x = builder.embedding({.tokens = "model.embed_tokens"});
-  for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
-    const std::string module = "model.layers." + std::to_string(layer);
-    const auto h = builder.norm(x, module + ".input_layernorm", layer);
-    const auto attended = builder.attention(h, AttentionModules::standard(spec, module + ".self_attn"), layer);
-    builder.add(x, attended, Branch::kAttention, layer, module + ".post_attention_layernorm");
-    const auto after = builder.norm(x, module + ".pre_feedforward_layernorm", layer);
-    const auto fed = builder.feed_forward(after, FeedForwardModules::standard(module + ".mlp"), layer);
-    builder.add(x, fed, Branch::kFeedForward, layer, module + ".post_feedforward_layernorm");
-  }
-  builder.head(x, "model.norm", spec.tie_word_embeddings ? "model.embed_tokens" : "lm_head");
-  return builder.take();
+  return build_decoder(spec, {.attention_post_norm = "post_attention_layernorm",
+                              .feed_forward_norm = "pre_feedforward_layernorm",
+                              .feed_forward_post_norm = "post_feedforward_layernorm"});
+}
+
+void describe_gemma(GgufKeys&, ModelSpec& spec) { spec.embedding_scale = embedding_scale(spec); }
+
+/// Of the largest model the scale of the scores follows from the width, of all others from the heads; no key says so, only its depth.
+void describe_scores(GgufKeys& keys, std::size_t layers_of_largest, ModelSpec& spec) {
+  const std::size_t size =
+      spec.num_layers == layers_of_largest ? std::max<std::size_t>(1, spec.hidden_size / spec.num_heads) : spec.head_dim;
+  spec.attention_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size)));
+  keys.number("final_logit_softcapping", spec.logit_soft_cap, {0.0, 1e9}, 0.0);
+}
+
+void describe_gemma2(GgufKeys& keys, ModelSpec& spec) {
+  describe_gemma(keys, spec);
+  describe_scores(keys, 46, spec);
+  keys.number("attn_logit_softcapping", spec.attention_soft_cap, {0.0, 1e9}, 0.0);
+}
+
+void describe_gemma3(GgufKeys& keys, ModelSpec& spec) {
+  describe_gemma(keys, spec);
+  describe_scores(keys, 62, spec);
+  spec.head_norms = true;
+  RopeSpec local{.theta = spec.local_rope ? spec.local_rope->theta : 0.0, .rotary_dim = spec.rope.rotary_dim};
+  keys.number("rope.freq_base_swa", local.theta, {1.0, SpecLimits::kRopeTheta}, 10000.0);
+  spec.local_rope = local;
 }
 
 constexpr ConfigKeys kKeys{
@@ -79,10 +96,24 @@ constexpr ConfigKeys kGemma3Keys{.activation = "hidden_activation",
                                  .default_activation = device::Nonlinearity::kGeluTanh,
                                  .rotary = false,
                                  .tied = true};
-constexpr Family kFamilies[] = {
-    {.architecture = "gemma", .class_name = "GemmaForCausalLM", .keys = kKeys, .read = read_gemma, .build = build_gemma},
-    {.architecture = "gemma2", .class_name = "Gemma2ForCausalLM", .keys = kKeys, .read = read_gemma2, .build = build_gemma2},
-    {.architecture = "gemma3_text", .class_name = "Gemma3ForCausalLM", .keys = kGemma3Keys, .read = read_gemma3, .build = build_gemma2}};
+constexpr Family kFamilies[] = {{.architecture = "gemma",
+                                 .class_name = "GemmaForCausalLM",
+                                 .keys = kKeys,
+                                 .read = read_gemma,
+                                 .build = build_gemma,
+                                 .gguf = {.architecture = "gemma", .describe = describe_gemma}},
+                                {.architecture = "gemma2",
+                                 .class_name = "Gemma2ForCausalLM",
+                                 .keys = kKeys,
+                                 .read = read_gemma2,
+                                 .build = build_gemma2,
+                                 .gguf = {.architecture = "gemma2", .window_period = 2, .window = 4096, .describe = describe_gemma2}},
+                                {.architecture = "gemma3_text",
+                                 .class_name = "Gemma3ForCausalLM",
+                                 .keys = kGemma3Keys,
+                                 .read = read_gemma3,
+                                 .build = build_gemma2,
+                                 .gguf = {.architecture = "gemma3", .window_period = 6, .describe = describe_gemma3}}};
 
 }  // namespace
 

@@ -4,8 +4,10 @@
 #include <array>
 #include <limits>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 
+#include "engine/model/gguf_keys.h"
 #include "engine/model/limits.h"
 #include "engine/model/registry.h"
 #include "engine/weights/quote.h"
@@ -25,12 +27,6 @@ std::optional<std::uint64_t> optional_size(const GgufMetadata& metadata, std::st
   return value;
 }
 
-std::uint64_t required_size(const GgufMetadata& metadata, std::string_view key, std::uint64_t min, std::uint64_t max) {
-  const auto value = optional_size(metadata, key, min, max);
-  if (!value) metadata.fail(key, "is missing");
-  return *value;
-}
-
 /// -1 if absent, or where the file writes -1 as an unsigned number.
 std::int32_t token_id(const GgufMetadata& metadata, std::string_view key) {
   const auto id = metadata.integer(key);
@@ -44,91 +40,126 @@ int flag_or_unknown(const GgufMetadata& metadata, std::string_view key) {
   return flag ? static_cast<int>(*flag) : -1;
 }
 
-/// "llama.rope.freq_base" and so on: keys begin with the architecture.
-class Keys {
+std::string number_text(double value) {
+  std::string text = std::to_string(value);
+  text.erase(std::max(text.find_last_not_of('0'), text.find('.') + 1) + 1);
+  return text.ends_with(".0") ? text.substr(0, text.size() - 2) : text;
+}
+
+/// Keys that change what is computed: a family that does not know one of them must not be read as if it were not there. Zero says nothing.
+constexpr std::array kConsequential{"attention.scale",
+                                    "attention.clamp_kqv",
+                                    "attention.max_alibi_bias",
+                                    "attn_logit_softcapping",
+                                    "final_logit_softcapping",
+                                    "router_logit_softcapping",
+                                    "embedding_scale",
+                                    "residual_scale",
+                                    "logit_scale",
+                                    "expert_count",
+                                    "expert_shared_feed_forward_length",
+                                    "expert_group_count",
+                                    "expert_weights_scale",
+                                    "leading_dense_block_count",
+                                    "nextn_predict_layers",
+                                    "rope.freq_base_swa",
+                                    "rope.scaling.alpha",
+                                    "rope.scaling.yarn_log_multiplier"};
+/// Likewise where the number is not 1.
+constexpr std::array kConsequentialFactors{"expert_gating_func", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
+                                           "rope.scaling.yarn_ext_factor"};
+
+class GgufKeyReader final : public GgufKeys {
  public:
-  explicit Keys(std::string_view architecture) : prefix_(std::string(architecture) + ".") {}
-  std::string operator()(std::string_view key) const { return prefix_ + std::string(key); }
+  GgufKeyReader(const GgufFile& file, std::string_view architecture) : file_(file), prefix_(std::string(architecture) + ".") {}
+
+  bool writing() const override { return false; }
+
+  void size(const std::string& key, std::size_t& value, Range range, std::optional<std::size_t> absent) override {
+    const std::string full = named(key);
+    const auto stated = optional_size(metadata(), full, static_cast<std::uint64_t>(range.min), static_cast<std::uint64_t>(range.max));
+    if (!stated && !absent) metadata().fail(full, "is missing");
+    value = stated ? static_cast<std::size_t>(*stated) : *absent;
+  }
+
+  void number(const std::string& key, double& value, Range range, std::optional<double> absent) override {
+    const std::string full = named(key);
+    const auto stated = metadata().number(full);
+    if (!stated && !absent) metadata().fail(full, "is missing");
+    if (stated && !(*stated >= range.min && *stated <= range.max)) {
+      std::ostringstream limits;
+      limits << "; from " << range.min << " to " << range.max << " is possible";
+      metadata().fail(full, "is " + number_text(*stated) + limits.str());
+    }
+    value = stated.value_or(absent.value_or(0.0));
+  }
+
+  void flag(const std::string& key, bool& value, bool absent) override { value = metadata().flag(named(key)).value_or(absent); }
+
+  void text(const std::string& key, std::string& value, const std::string& absent) override {
+    const std::string* stated = metadata().text(named(key));
+    value = stated == nullptr ? absent : *stated;
+  }
+
+  /// A list, or a period n: all but every n-th.
+  void layers(const std::string& key, std::vector<bool>& value, const std::vector<bool>& absent) override {
+    const std::string full = named(key);
+    const std::size_t count = absent.size();
+    value = absent;
+    if (!metadata().contains(full)) return;
+    if (metadata().is_array(full)) {
+      const auto flags = *metadata().integers(full);
+      if (flags.size() != count)
+        metadata().fail(full, "has " + std::to_string(flags.size()) + " entries for " + std::to_string(count) + " layers");
+      for (std::size_t layer = 0; layer < count; ++layer) value[layer] = flags[layer] != 0;
+      return;
+    }
+    const std::uint64_t period = *optional_size(metadata(), full, 0, SpecLimits::kLayers);
+    for (std::size_t layer = 0; layer < count; ++layer) value[layer] = period == 0 || layer % period != period - 1;
+  }
+
+  void tensor(const std::string& name, std::vector<float>& values, std::size_t size) override {
+    values.clear();
+    if (!file_.tensors->contains(name)) return;
+    const StoredTensor& stored = file_.tensors->require(name, std::array{size});
+    const auto refuse = [&](const char* what) { throw std::runtime_error(metadata().source() + ": tensor " + quote(name) + what); };
+    if (stored.dtype != device::DType::kF32) refuse(" must be F32");
+    values.resize(size);
+    file_.tensors->read(stored, 0, std::as_writable_bytes(std::span(values)));
+    for (const float value : values)
+      if (!(value > 0.0f && value <= 1e9f)) refuse(" has a value that is no positive number");
+  }
+
+  bool has_tensor(const std::string& name, bool) const override { return file_.tensors->contains(name); }
+
+  void fail(const std::string& key, const std::string& message) const override {
+    if (key.empty()) throw std::runtime_error(metadata().source() + ": " + message);
+    metadata().fail(prefix_ + key, message);
+  }
+
+  /// @throws if a key that would change the result was not asked for.
+  void refuse_unknown() const {
+    const auto refuse = [&](const std::string& key, double neutral) {
+      const std::string full = prefix_ + key;
+      if (asked_.contains(full) || !metadata().contains(full)) return;
+      const double value = metadata().number(full).value_or(neutral);
+      if (value != neutral) metadata().fail(full, "is " + number_text(value) + ", which is not supported in this architecture");
+    };
+    for (const char* key : kConsequential) refuse(key, 0.0);
+    for (const char* key : kConsequentialFactors) refuse(key, 1.0);
+  }
 
  private:
+  const GgufMetadata& metadata() const { return file_.metadata; }
+  std::string named(const std::string& key) { return *asked_.insert(prefix_ + key).first; }
+
+  const GgufFile& file_;
   std::string prefix_;
+  std::set<std::string> asked_;
 };
 
-/// Refuses what would change the result and is not done yet.
-void refuse_unsupported(const GgufFile& file, const Keys& keys) {
-  const GgufMetadata& metadata = file.metadata;
-  for (const std::string& key : {keys("expert_count")}) {
-    const double value = metadata.number(key).value_or(0.0);
-    if (value != 0.0) metadata.fail(key, "is " + std::to_string(value) + ", which is not supported yet");
-  }
-  for (const std::string& key :
-       {keys("attention.scale"), keys("attention.clamp_kqv"), keys("logit_scale"), keys("residual_scale"), keys("embedding_scale")}) {
-    if (metadata.contains(key)) metadata.fail(key, "is not supported");
-  }
-}
-
-/// Scaling as the metadata state it, or as a tensor that divides the frequencies.
-void read_rope(const GgufFile& file, const Keys& keys, ModelSpec& spec) {
-  const GgufMetadata& metadata = file.metadata;
-  spec.rope.rotary_dim = optional_size(metadata, keys("rope.dimension_count"), 2, SpecLimits::kHeadDim).value_or(spec.head_dim);
-  const std::string theta = keys("rope.freq_base");
-  spec.rope.theta = metadata.number(theta).value_or(10000.0);
-  if (!(spec.rope.theta >= 1.0 && spec.rope.theta <= SpecLimits::kRopeTheta))
-    metadata.fail(theta, "is " + std::to_string(spec.rope.theta) + "; from 1 to 1e15 is possible");
-  const std::string* scaling = metadata.text(keys("rope.scaling.type"));
-  const auto factor_of = [&](const std::string& key) {
-    const double factor = metadata.number(key).value_or(1.0);
-    if (!(factor >= 0.0 && factor <= 1e9)) metadata.fail(key, "is " + std::to_string(factor) + "; a positive number is needed");
-    return factor == 0.0 ? 1.0 : factor;
-  };
-  const double factor = std::max(factor_of(keys("rope.scaling.factor")), factor_of(keys("rope.scale_linear")));
-  if (scaling != nullptr && *scaling != "none" && *scaling != "linear" && *scaling != "yarn") {
-    metadata.fail(keys("rope.scaling.type"), "is " + quote(*scaling) + ", which is not supported; supported: 'none', 'linear', 'yarn'");
-  }
-  if (scaling != nullptr && *scaling == "yarn") {
-    spec.rope.scaling = RopeScaling::kYarn;
-    spec.rope.original_positions = optional_size(metadata, keys("rope.scaling.original_context_length"), 1, SpecLimits::kPositions)
-                                       .value_or(spec.max_position_embeddings);
-  } else if (factor != 1.0 && (scaling == nullptr || *scaling == "linear")) {
-    spec.rope.scaling = RopeScaling::kLinear;
-  }
-  spec.rope.factor = factor;
-  constexpr std::string_view kDivisors = "rope_freqs.weight";
-  if (!file.tensors->contains(kDivisors)) return;
-  const std::array<std::size_t, 1> shape{spec.rope.rotary_dim / 2};
-  const StoredTensor& divisors = file.tensors->require(kDivisors, shape);
-  if (divisors.dtype != device::DType::kF32) throw std::runtime_error(metadata.source() + ": tensor 'rope_freqs.weight' must be F32");
-  spec.rope.divisors.resize(shape[0]);
-  file.tensors->read(divisors, 0, std::as_writable_bytes(std::span(spec.rope.divisors)));
-  for (const float divisor : spec.rope.divisors) {
-    if (!(divisor > 0.0f && divisor <= 1e9f))
-      throw std::runtime_error(metadata.source() + ": tensor 'rope_freqs.weight' has a value that is no positive number");
-  }
-}
-
-/// Whether all of these tensors are there in every layer. @throws if only some are.
-bool in_every_layer(const GgufFile& file, std::size_t num_layers, std::span<const std::string_view> names) {
-  std::size_t found = 0;
-  std::string missing;
-  for (std::size_t layer = 0; layer < num_layers; ++layer) {
-    for (const std::string_view name : names) {
-      const std::string full = "blk." + std::to_string(layer) + "." + std::string(name);
-      if (file.tensors->contains(full)) {
-        ++found;
-      } else if (missing.empty()) {
-        missing = full;
-      }
-    }
-  }
-  if (found != 0 && !missing.empty()) {
-    throw std::runtime_error(file.metadata.source() + ": tensor " + quote(missing) +
-                             " is missing, while other layers or projections have such a bias");
-  }
-  return found != 0;
-}
-
-std::size_t read_vocab_size(const GgufMetadata& metadata, const Keys& keys) {
-  const std::string key = keys("vocab_size");
+std::size_t read_vocab_size(const GgufMetadata& metadata, const std::string& architecture) {
+  const std::string key = architecture + ".vocab_size";
   const auto stated = optional_size(metadata, key, 1, SpecLimits::kVocabSize);
   const std::vector<std::string>* tokens = metadata.texts(kTokens);
   if (!stated && tokens == nullptr) metadata.fail(key, "is missing, and " + std::string(kTokens) + ", too");
@@ -160,32 +191,19 @@ void read_special_tokens(const GgufMetadata& metadata, ModelSpec& spec) {
   spec.pad_id = pad < vocab_size ? pad : -1;
 }
 
-std::size_t read_head_dim(const GgufMetadata& metadata, const Keys& keys, const ModelSpec& spec) {
-  const std::string key = keys("attention.key_length");
-  const std::string value_key = keys("attention.value_length");
-  const auto stated = optional_size(metadata, key, 2, SpecLimits::kHeadDim);
-  if (!stated && (spec.hidden_size % spec.num_heads != 0 || spec.hidden_size / spec.num_heads < 2)) {
-    metadata.fail(keys("embedding_length"), "is " + std::to_string(spec.hidden_size) + ", which " + std::to_string(spec.num_heads) +
-                                                " heads cannot share evenly, and there is no " + key);
-  }
-  const std::size_t head_dim = stated.value_or(spec.hidden_size / spec.num_heads);
-  if (head_dim > SpecLimits::kHeadDim) metadata.fail(keys("embedding_length"), "makes a head of dimension " + std::to_string(head_dim));
-  const auto value_length = optional_size(metadata, value_key, 1, SpecLimits::kHeadDim);
-  if (value_length.value_or(head_dim) != head_dim) {
-    metadata.fail(value_key, "is " + std::to_string(*value_length) + ", not the dimension of keys, " + std::to_string(head_dim) +
-                                 ", which is not supported");
-  }
-  return head_dim;
-}
-
 const Family& family_in(const GgufMetadata& metadata, const std::string& architecture) {
-  std::string known;
+  const bool has_experts = optional_size(metadata, architecture + ".expert_count", 0, SpecLimits::kExperts).value_or(0) > 0;
+  std::set<std::string> known;
+  const Family* without_experts = nullptr;
   for (const Family* family : all_families()) {
-    if (family->gguf.empty()) continue;
-    if (family->gguf == architecture) return *family;
-    known += (known.empty() ? "'" : ", '") + std::string(family->gguf) + "'";
+    if (family->gguf.architecture == architecture && family->gguf.has_experts == has_experts) return *family;
+    if (family->gguf.architecture == architecture) without_experts = family;
+    if (!family->gguf.architecture.empty()) known.insert(quote(family->gguf.architecture));
   }
-  metadata.fail("general.architecture", "is " + quote(architecture) + ", which is not supported; supported: " + known);
+  if (without_experts != nullptr) return *without_experts;
+  std::string names;
+  for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name;
+  metadata.fail("general.architecture", "is " + quote(architecture) + ", which is not supported; supported: " + names);
 }
 
 }  // namespace
@@ -195,49 +213,16 @@ ModelSpec spec_from_gguf(const GgufFile& file) {
   const std::string* architecture = metadata.text("general.architecture");
   if (architecture == nullptr) metadata.fail("general.architecture", "is missing");
   const Family& family = family_in(metadata, *architecture);
-  const Keys keys(*architecture);
-  refuse_unsupported(file, keys);
-
   ModelSpec spec;
   spec.architecture = family.architecture;
   spec.source = metadata.source();
-  spec.naming = NamingScheme::kGguf;
-  spec.rotary_pairs_interleaved = family.gguf_pairs_interleaved;
-  spec.hidden_size = required_size(metadata, keys("embedding_length"), 1, SpecLimits::kHiddenSize);
-  spec.num_layers = required_size(metadata, keys("block_count"), 1, SpecLimits::kLayers);
-  spec.num_heads = required_size(metadata, keys("attention.head_count"), 1, SpecLimits::kHeads);
-  spec.num_kv_heads = optional_size(metadata, keys("attention.head_count_kv"), 1, SpecLimits::kHeads).value_or(spec.num_heads);
-  spec.head_dim = read_head_dim(metadata, keys, spec);
-  spec.intermediate_size = required_size(metadata, keys("feed_forward_length"), 1, SpecLimits::kIntermediateSize);
-  spec.max_position_embeddings = required_size(metadata, keys("context_length"), 1, SpecLimits::kPositions);
-  spec.vocab_size = read_vocab_size(metadata, keys);
-  if (family.keys.rotary) read_rope(file, keys, spec);
-  if (const auto window = optional_size(metadata, keys("attention.sliding_window"), 0, SpecLimits::kPositions); window.value_or(0) != 0)
-    spec.windows.assign(spec.num_layers, static_cast<std::uint32_t>(*window));
-
-  spec.norm.kind = family.keys.norm;
-  spec.norm.has_bias = family.keys.norm == device::Norm::Kind::kLayer;
-  spec.activation = family.keys.default_activation;
-  const std::string eps_key = keys(spec.norm.has_bias ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon");
-  const auto eps = metadata.number(eps_key);
-  if (!eps) metadata.fail(eps_key, "is missing");
-  spec.norm.eps = *eps > 0.0 && *eps <= 1.0 ? static_cast<float>(*eps) : 0.0f;
-  if (!(spec.norm.eps > 0.0f)) metadata.fail(eps_key, "is " + std::to_string(*eps) + "; a positive number up to 1 is needed");
-
-  spec.tie_word_embeddings = !file.tensors->contains("output.weight");
-  if (family.read_gguf != nullptr) family.read_gguf(file, spec);
+  GgufKeyReader keys(file, *architecture);
+  describe_gguf(keys, family, spec);
+  keys.refuse_unknown();
+  spec.vocab_size = read_vocab_size(metadata, *architecture);
   read_special_tokens(metadata, spec);
   check_consistency(spec);
   return spec;
-}
-
-void biases_from_tensors(const GgufFile& file, ModelSpec& spec) {
-  constexpr std::array<std::string_view, 3> kAttention{"attn_q.bias", "attn_k.bias", "attn_v.bias"};
-  constexpr std::array<std::string_view, 1> kOutput{"attn_output.bias"};
-  constexpr std::array<std::string_view, 3> kMlp{"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"};
-  spec.attention_bias = in_every_layer(file, spec.num_layers, kAttention);
-  spec.attention_output_bias = in_every_layer(file, spec.num_layers, kOutput);
-  spec.mlp_bias = in_every_layer(file, spec.num_layers, kMlp);
 }
 
 std::optional<text::GgufVocabulary> vocabulary_from_gguf(const GgufMetadata& metadata) {

@@ -16,7 +16,4 @@ ModelSpec spec_from_gguf(const GgufFile& file);
 /// The vocabulary in the metadata; nullopt if there is none. Errors as above.
 std::optional<text::GgufVocabulary> vocabulary_from_gguf(const GgufMetadata& metadata);
 
-/// For families that have q, k, v, o, gate, up and down apart: which of them have biases. @throws if only some layers have one.
-void biases_from_tensors(const GgufFile& file, ModelSpec& spec);
-
 }  // namespace lockstep::engine

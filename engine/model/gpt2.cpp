@@ -17,43 +17,34 @@ void read(const JsonFields& fields, ModelSpec& spec) {
   refuse_flag(fields, "add_cross_attention");
 }
 
-parallel::Graph build(const ModelSpec& spec) {
-  using Branch = GraphBuilder::Branch;
-  const bool transposed = spec.naming == NamingScheme::kHuggingFace;
-  GraphBuilder builder(spec);
-  const auto x = builder.embedding({.tokens = "transformer.wte", .positions = "transformer.wpe"});
-  for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
-    const std::string module = "transformer.h." + std::to_string(layer);
-    const std::string qkv = module + ".attn.c_attn";
-    const AttentionModules attention{.q = qkv + ".q",
-                                     .k = qkv + ".k",
-                                     .v = qkv + ".v",
-                                     .o = module + ".attn.c_proj",
-                                     .fused = qkv,
-                                     .fusion = Fusion::kParts,
-                                     .transposed = transposed};
-    const FeedForwardModules feed_forward{.up = module + ".mlp.c_fc", .down = module + ".mlp.c_proj", .transposed = transposed};
-    builder.add(x, builder.attention(builder.norm(x, module + ".ln_1", layer), attention, layer), Branch::kAttention, layer);
-    builder.add(x, builder.feed_forward(builder.norm(x, module + ".ln_2", layer), feed_forward, layer), Branch::kFeedForward, layer);
-  }
-  builder.head(x, "transformer.ln_f", spec.tie_word_embeddings ? "transformer.wte" : "lm_head");
-  return builder.take();
+GraphBuilder::Sum attention(GraphBuilder& builder, const ModelSpec&, parallel::ValueId h, const std::string& module, std::size_t layer) {
+  const std::string qkv = module + ".attn.c_attn";
+  return builder.attention(h,
+                           {.q = qkv + ".q",
+                            .k = qkv + ".k",
+                            .v = qkv + ".v",
+                            .o = module + ".attn.c_proj",
+                            .fused = qkv,
+                            .fusion = Fusion::kParts,
+                            .transposed = true},
+                           layer);
 }
 
-void read_gguf(const GgufFile&, ModelSpec& spec) { spec.attention_bias = spec.attention_output_bias = spec.mlp_bias = true; }
+GraphBuilder::Sum feed_forward(GraphBuilder& builder, const ModelSpec&, parallel::ValueId h, const std::string& module, std::size_t layer) {
+  return builder.feed_forward(h, {.up = module + ".mlp.c_fc", .down = module + ".mlp.c_proj", .transposed = true}, layer);
+}
 
-constexpr ModuleNames kModules[] = {
-    {"transformer.wte", "token_embd"},
-    {"transformer.wpe", "position_embd"},
-    {"transformer.h.{}.ln_1", "blk.{}.attn_norm"},
-    {"transformer.h.{}.attn.c_attn", "blk.{}.attn_qkv"},
-    {"transformer.h.{}.attn.c_proj", "blk.{}.attn_output"},
-    {"transformer.h.{}.ln_2", "blk.{}.ffn_norm"},
-    {"transformer.h.{}.mlp.c_fc", "blk.{}.ffn_up"},
-    {"transformer.h.{}.mlp.c_proj", "blk.{}.ffn_down"},
-    {"transformer.ln_f", "output_norm"},
-    {"lm_head", "output"},
-};
+parallel::Graph build(const ModelSpec& spec) {
+  return build_decoder(spec, {.embedding = {.tokens = "transformer.wte", .positions = "transformer.wpe"},
+                              .layers = "transformer.h.",
+                              .attention_norm = "ln_1",
+                              .feed_forward_norm = "ln_2",
+                              .final_norm = "transformer.ln_f",
+                              .attention = attention,
+                              .feed_forward = feed_forward});
+}
+
+void describe(GgufKeys&, ModelSpec& spec) { spec.attention_bias = spec.attention_output_bias = spec.mlp_bias = true; }
 
 constexpr ConfigKeys kKeys{.hidden_size = "n_embd",
                            .num_layers = "n_layer",
@@ -75,9 +66,7 @@ constexpr Family kFamilies[] = {{.architecture = "gpt2",
                                  .read = read,
                                  .build = build,
                                  .base_prefix = "transformer.",
-                                 .gguf = "gpt2",
-                                 .modules = kModules,
-                                 .read_gguf = read_gguf}};
+                                 .gguf = {.architecture = "gpt2", .rotary = false, .describe = describe}}};
 
 }  // namespace
 

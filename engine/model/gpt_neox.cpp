@@ -1,5 +1,5 @@
 // GPT-NeoX: LayerNorm, partial rotation, one stored tensor with q, k and v of each head in turn, attention and feed-forward side by side.
-// Source: Hugging Face transformers (GPTNeoXConfig).
+// Source: Hugging Face transformers (GPTNeoXConfig); llama.cpp (MODEL_ARCH.GPTNEOX).
 
 #include "engine/model/blocks.h"
 #include "engine/model/config_parts.h"
@@ -22,25 +22,29 @@ void read(const JsonFields& fields, ModelSpec& spec) {
   if (fields.find("rope_theta") == nullptr && base) spec.rope.theta = *base;
 }
 
+GraphBuilder::Sum attention(GraphBuilder& builder, const ModelSpec&, parallel::ValueId h, const std::string& module, std::size_t layer) {
+  const std::string qkv = module + ".attention.query_key_value";
+  return builder.attention(
+      h, {.q = qkv + ".q", .k = qkv + ".k", .v = qkv + ".v", .o = module + ".attention.dense", .fused = qkv, .fusion = Fusion::kByHead},
+      layer);
+}
+
+GraphBuilder::Sum feed_forward(GraphBuilder& builder, const ModelSpec&, parallel::ValueId h, const std::string& module, std::size_t layer) {
+  return builder.feed_forward(h, {.up = module + ".mlp.dense_h_to_4h", .down = module + ".mlp.dense_4h_to_h"}, layer);
+}
+
 parallel::Graph build(const ModelSpec& spec) {
-  using Branch = GraphBuilder::Branch;
-  GraphBuilder builder(spec);
-  const auto x = builder.embedding({.tokens = "gpt_neox.embed_in"});
-  for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
-    const std::string module = "gpt_neox.layers." + std::to_string(layer);
-    const std::string qkv = module + ".attention.query_key_value";
-    const AttentionModules attention{
-        .q = qkv + ".q", .k = qkv + ".k", .v = qkv + ".v", .o = module + ".attention.dense", .fused = qkv, .fusion = Fusion::kByHead};
-    const FeedForwardModules feed_forward{.up = module + ".mlp.dense_h_to_4h", .down = module + ".mlp.dense_4h_to_h"};
-    const auto h = builder.norm(x, module + ".input_layernorm", layer);
-    // Side by side, the second norm is of the same x: it is taken before the attention is added.
-    auto after = spec.parallel_residual ? builder.norm(x, module + ".post_attention_layernorm", layer, "h2") : h;
-    builder.add(x, builder.attention(h, attention, layer), Branch::kAttention, layer);
-    if (!spec.parallel_residual) after = builder.norm(x, module + ".post_attention_layernorm", layer, "h2");
-    builder.add(x, builder.feed_forward(after, feed_forward, layer), Branch::kFeedForward, layer);
-  }
-  builder.head(x, "gpt_neox.final_layer_norm", spec.tie_word_embeddings ? "gpt_neox.embed_in" : "embed_out");
-  return builder.take();
+  return build_decoder(spec, {.embedding = {.tokens = "gpt_neox.embed_in"},
+                              .layers = "gpt_neox.layers.",
+                              .final_norm = "gpt_neox.final_layer_norm",
+                              .head = "embed_out",
+                              .attention = attention,
+                              .feed_forward = feed_forward});
+}
+
+void describe(GgufKeys& keys, ModelSpec& spec) {
+  spec.mlp_bias = true;
+  keys.flag("use_parallel_residual", spec.parallel_residual, true);
 }
 
 constexpr ConfigKeys kKeys{.num_kv_heads = nullptr,
@@ -49,8 +53,12 @@ constexpr ConfigKeys kKeys{.num_kv_heads = nullptr,
                            .norm = device::Norm::Kind::kLayer,
                            .default_activation = device::Nonlinearity::kGelu,
                            .rotary = false};
-constexpr Family kFamilies[] = {
-    {.architecture = "gpt_neox", .class_name = "GPTNeoXForCausalLM", .keys = kKeys, .read = read, .build = build}};
+constexpr Family kFamilies[] = {{.architecture = "gpt_neox",
+                                 .class_name = "GPTNeoXForCausalLM",
+                                 .keys = kKeys,
+                                 .read = read,
+                                 .build = build,
+                                 .gguf = {.architecture = "gptneox", .describe = describe}}};
 
 }  // namespace
 

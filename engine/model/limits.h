@@ -16,6 +16,7 @@ struct SpecLimits {
   static constexpr std::uint64_t kIntermediateSize = 1u << 24;
   static constexpr std::uint64_t kVocabSize = 1u << 26;
   static constexpr std::uint64_t kExperts = 1u << 12;
+  static constexpr std::uint64_t kInAllLayers = 1u << 18;  // heads, or experts, of all layers together
   static constexpr std::uint64_t kPositions = (1u << 31) - 1;
   static constexpr double kRopeTheta = 1e15;
 };

@@ -1,5 +1,5 @@
 // Mistral: Llama blocks with an optional sliding window. Mixtral: with a mixture of experts in every layer.
-// Source: Hugging Face transformers (MistralConfig, MixtralConfig). GGUF files of Mistral say "llama".
+// Source: Hugging Face transformers (MistralConfig, MixtralConfig). GGUF files of both say "llama".
 
 #include "engine/model/blocks.h"
 #include "engine/model/config_parts.h"
@@ -25,11 +25,21 @@ GraphBuilder::Sum experts(GraphBuilder& builder, const ModelSpec&, parallel::Val
 }
 
 parallel::Graph build_mistral(const ModelSpec& spec) { return build_decoder(spec); }
-parallel::Graph build_mixtral(const ModelSpec& spec) { return build_decoder(spec, standard_attention, experts); }
+parallel::Graph build_mixtral(const ModelSpec& spec) { return build_decoder(spec, {.feed_forward = experts}); }
+
+void describe_mixtral(GgufKeys&, ModelSpec& spec) { spec.experts.renormalised = true; }
 
 constexpr Family kFamilies[] = {
-    {.architecture = "mistral", .class_name = "MistralForCausalLM", .read = read_mistral, .build = build_mistral},
-    {.architecture = "mixtral", .class_name = "MixtralForCausalLM", .read = read_mixtral, .build = build_mixtral}};
+    {.architecture = "mistral",
+     .class_name = "MistralForCausalLM",
+     .read = read_mistral,
+     .build = build_mistral,
+     .gguf = {.architecture = "llama", .pairs_interleaved = true}},
+    {.architecture = "mixtral",
+     .class_name = "MixtralForCausalLM",
+     .read = read_mixtral,
+     .build = build_mixtral,
+     .gguf = {.architecture = "llama", .has_experts = true, .pairs_interleaved = true, .describe = describe_mixtral}}};
 
 }  // namespace
 

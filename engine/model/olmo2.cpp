@@ -1,5 +1,5 @@
 // OLMo 2: norms behind the branches and none before, and norms of q and k that span all heads.
-// Source: Hugging Face transformers (Olmo2Config).
+// Source: Hugging Face transformers (Olmo2Config); llama.cpp (MODEL_ARCH.OLMO2).
 
 #include "engine/model/blocks.h"
 #include "engine/model/config_parts.h"
@@ -13,24 +13,32 @@ void read(const JsonFields& fields, ModelSpec& spec) {
   spec.head_norms = true;
 }
 
-parallel::Graph build(const ModelSpec& spec) {
-  using Branch = GraphBuilder::Branch;
-  GraphBuilder builder(spec);
-  const auto x = builder.embedding({.tokens = "model.embed_tokens"});
-  for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
-    const std::string module = "model.layers." + std::to_string(layer);
-    AttentionModules attention = AttentionModules::standard(spec, module + ".self_attn");
-    attention.norms_span_heads = true;
-    builder.add(x, builder.attention(x, attention, layer), Branch::kAttention, layer, module + ".post_attention_layernorm");
-    const auto fed = builder.feed_forward(x, FeedForwardModules::standard(module + ".mlp"), layer);
-    builder.add(x, fed, Branch::kFeedForward, layer, module + ".post_feedforward_layernorm");
-  }
-  builder.head(x, "model.norm", spec.tie_word_embeddings ? "model.embed_tokens" : "lm_head");
-  return builder.take();
+GraphBuilder::Sum attention(GraphBuilder& builder, const ModelSpec& spec, parallel::ValueId h, const std::string& module,
+                            std::size_t layer) {
+  AttentionModules modules = AttentionModules::standard(spec, module + ".self_attn");
+  modules.head_norms = HeadNorms::kSpanning;
+  return builder.attention(h, modules, layer);
 }
 
-constexpr Family kFamilies[] = {
-    {.architecture = "olmo2", .class_name = "Olmo2ForCausalLM", .keys = {.default_eps = 1e-5}, .read = read, .build = build}};
+parallel::Graph build(const ModelSpec& spec) {
+  return build_decoder(spec, {.attention_norm = "",
+                              .attention_post_norm = "post_attention_layernorm",
+                              .feed_forward_norm = "",
+                              .feed_forward_post_norm = "post_feedforward_layernorm",
+                              .attention = attention});
+}
+
+void describe(GgufKeys& keys, ModelSpec& spec) {
+  spec.head_norms = true;
+  if (!spec.windows.empty()) keys.fail("attention.sliding_window", "is not supported in this architecture");
+}
+
+constexpr Family kFamilies[] = {{.architecture = "olmo2",
+                                 .class_name = "Olmo2ForCausalLM",
+                                 .keys = {.default_eps = 1e-5},
+                                 .read = read,
+                                 .build = build,
+                                 .gguf = {.architecture = "olmo2", .describe = describe}}};
 
 }  // namespace
 

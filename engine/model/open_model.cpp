@@ -117,16 +117,25 @@ OpenedModel open_folder(const fs::path& folder) {
   if (quantisation) model.weights = unite_quantised(std::move(model.weights), *quantisation);
   const std::string_view prefix = family_of(model.spec.architecture).base_prefix;
   const auto& tensors = model.weights->tensors();
-  model.spec.bare = !prefix.empty() && std::none_of(tensors.begin(), tensors.end(),
-                                                    [&](const StoredTensor& tensor) { return tensor.name.starts_with(prefix); });
+  if (std::none_of(tensors.begin(), tensors.end(), [&](const StoredTensor& tensor) { return tensor.name.starts_with(prefix); }))
+    model.spec.absent_prefix = prefix;
 
   Fnv128 hash;
   hash.add(std::string_view("safetensors"));
   for (const std::string& text : {config, generation.value_or(""), tokenizer_config.value_or(""), template_file.value_or("")})
     hash.add(text);
   std::error_code ignored;
-  for (const char* name : {"tokenizer.json", "tokenizer.model", "added_tokens.json"})
-    if (fs::exists(folder / name, ignored)) add_samples(InputFile(folder / name), hash);
+  const auto add_if_there = [&](const char* name) {
+    const bool is_there = fs::exists(folder / name, ignored);
+    if (is_there) add_samples(InputFile(folder / name), hash);
+    return is_there;
+  };
+  bool has_tokenizer = add_if_there("tokenizer.json");
+  has_tokenizer = add_if_there("tokenizer.model") || has_tokenizer;
+  add_if_there("added_tokens.json");
+  if (!has_tokenizer) {
+    for (const char* name : {"vocab.json", "merges.txt"}) add_if_there(name);
+  }
   add_tensors(*model.weights, hash);
   model.model_hash = hash.hex();
   model.description = describe(model.spec, *model.weights, "safetensors");
@@ -175,11 +184,10 @@ OpenedModel open_model(const fs::path& path) {
 }
 
 std::string head_tensor_name(const ModelSpec& spec, const WeightSource& weights) {
-  const Family& family = family_of(spec.architecture);
-  const parallel::Graph graph = family.build(spec);
+  const parallel::Graph graph = family_of(spec.architecture).build(spec);
   const auto head =
       std::find_if(graph.nodes.rbegin(), graph.nodes.rend(), [](const parallel::Node& node) { return node.op == parallel::Op::kLinear; });
-  std::string name = stored_name(family, spec, graph.tensors[head->weights.front()].name);
+  std::string name = graph.tensors[head->weights.front()].file_name();
   if (!spec.tie_word_embeddings && !weights.contains(name)) {
     throw std::runtime_error(weights.files().at(0).path().string() + ": tensor " + quote(name) + " is missing, and " + spec.source +
                              " does not tie the head to the embedding (tie_word_embeddings)");

@@ -18,22 +18,26 @@ void read(const JsonFields& fields, ModelSpec& spec) {
     fields.fail("word_embed_proj_dim", "is not hidden_size, which is not supported");
 }
 
+GraphBuilder::Sum attention(GraphBuilder& builder, const ModelSpec& spec, parallel::ValueId h, const std::string& module,
+                            std::size_t layer) {
+  AttentionModules modules = AttentionModules::standard(spec, module + ".self_attn");
+  modules.o = module + ".self_attn.out_proj";
+  return builder.attention(h, modules, layer);
+}
+
+GraphBuilder::Sum feed_forward(GraphBuilder& builder, const ModelSpec&, parallel::ValueId h, const std::string& module, std::size_t layer) {
+  return builder.feed_forward(h, {.up = module + ".fc1", .down = module + ".fc2"}, layer);
+}
+
 parallel::Graph build(const ModelSpec& spec) {
-  using Branch = GraphBuilder::Branch;
-  GraphBuilder builder(spec);
-  const auto x =
-      builder.embedding({.tokens = "model.decoder.embed_tokens", .positions = "model.decoder.embed_positions", .position_offset = 2});
-  for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
-    const std::string module = "model.decoder.layers." + std::to_string(layer);
-    AttentionModules attention = AttentionModules::standard(spec, module + ".self_attn");
-    attention.o = module + ".self_attn.out_proj";
-    const auto h = builder.norm(x, module + ".self_attn_layer_norm", layer);
-    builder.add(x, builder.attention(h, attention, layer), Branch::kAttention, layer);
-    const auto after = builder.norm(x, module + ".final_layer_norm", layer);
-    builder.add(x, builder.feed_forward(after, {.up = module + ".fc1", .down = module + ".fc2"}, layer), Branch::kFeedForward, layer);
-  }
-  builder.head(x, "model.decoder.final_layer_norm", spec.tie_word_embeddings ? "model.decoder.embed_tokens" : "lm_head");
-  return builder.take();
+  return build_decoder(
+      spec, {.embedding = {.tokens = "model.decoder.embed_tokens", .positions = "model.decoder.embed_positions", .position_offset = 2},
+             .layers = "model.decoder.layers.",
+             .attention_norm = "self_attn_layer_norm",
+             .feed_forward_norm = "final_layer_norm",
+             .final_norm = "model.decoder.final_layer_norm",
+             .attention = attention,
+             .feed_forward = feed_forward});
 }
 
 constexpr ConfigKeys kKeys{.num_kv_heads = nullptr,

@@ -1,5 +1,5 @@
 // Phi-3: Llama blocks with one stored tensor for q, k and v and one for gate and up, a sliding window, longrope.
-// Source: Hugging Face transformers (Phi3Config).
+// Source: Hugging Face transformers (Phi3Config); llama.cpp (MODEL_ARCH.PHI3).
 
 #include "engine/model/blocks.h"
 #include "engine/model/config_parts.h"
@@ -24,10 +24,14 @@ GraphBuilder::Sum feed_forward(GraphBuilder& builder, const ModelSpec&, parallel
   return builder.feed_forward(h, modules, layer);
 }
 
-parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec, attention, feed_forward); }
+parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec, {.attention = attention, .feed_forward = feed_forward}); }
 
-constexpr Family kFamilies[] = {
-    {.architecture = "phi3", .class_name = "Phi3ForCausalLM", .keys = {.default_eps = 1e-5}, .read = read, .build = build}};
+constexpr Family kFamilies[] = {{.architecture = "phi3",
+                                 .class_name = "Phi3ForCausalLM",
+                                 .keys = {.default_eps = 1e-5},
+                                 .read = read,
+                                 .build = build,
+                                 .gguf = {.architecture = "phi3"}}};
 
 }  // namespace
 

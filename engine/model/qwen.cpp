@@ -1,11 +1,10 @@
 // Qwen2 (biases of q, k and v; layers that slide), Qwen3 (norms of each query and key head) and their mixtures of experts.
-// Source: Hugging Face transformers (Qwen2Config, Qwen3Config, Qwen2MoeConfig, Qwen3MoeConfig); llama.cpp (MODEL_ARCH.QWEN2, QWEN3).
+// Source: Hugging Face transformers (Qwen2Config, Qwen3Config, Qwen2MoeConfig, Qwen3MoeConfig); llama.cpp (MODEL_ARCH.QWEN2 ...).
 
 #include <algorithm>
 
 #include "engine/model/blocks.h"
 #include "engine/model/config_parts.h"
-#include "engine/model/gguf_config.h"
 #include "engine/model/limits.h"
 #include "engine/model/registry.h"
 
@@ -71,50 +70,40 @@ GraphBuilder::Sum feed_forward(GraphBuilder& builder, const ModelSpec& spec, par
   return builder.experts(h, modules, layer);
 }
 
-parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec, standard_attention, feed_forward); }
+parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec, {.feed_forward = feed_forward}); }
 
-void read_gguf_qwen2(const GgufFile& file, ModelSpec& spec) {
-  biases_from_tensors(file, spec);
+void describe_qwen2(GgufKeys&, ModelSpec& spec) { spec.attention_bias = true; }
+void describe_qwen3(GgufKeys&, ModelSpec& spec) { spec.head_norms = true; }
+
+void describe_qwen2_moe(GgufKeys& keys, ModelSpec& spec) {
   spec.attention_bias = true;
-}
-void read_gguf_qwen3(const GgufFile& file, ModelSpec& spec) {
-  biases_from_tensors(file, spec);
-  spec.head_norms = true;
+  spec.experts.renormalised = false;
+  keys.size("expert_shared_feed_forward_length", spec.experts.shared_intermediate_size, {1, SpecLimits::kIntermediateSize},
+            spec.intermediate_size);
 }
 
-constexpr ModuleNames kModules[] = {
-    {"model.embed_tokens", "token_embd"},
-    {"model.layers.{}.input_layernorm", "blk.{}.attn_norm"},
-    {"model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"},
-    {"model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"},
-    {"model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"},
-    {"model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"},
-    {"model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"},
-    {"model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"},
-    {"model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"},
-    {"model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"},
-    {"model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"},
-    {"model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"},
-    {"model.norm", "output_norm"},
-    {"lm_head", "output"},
-};
+void describe_qwen3_moe(GgufKeys&, ModelSpec& spec) { spec.head_norms = spec.experts.renormalised = true; }
 
 constexpr Family kFamilies[] = {{.architecture = "qwen2",
                                  .class_name = "Qwen2ForCausalLM",
                                  .read = read_qwen2,
                                  .build = build,
-                                 .gguf = "qwen2",
-                                 .modules = kModules,
-                                 .read_gguf = read_gguf_qwen2},
+                                 .gguf = {.architecture = "qwen2", .describe = describe_qwen2}},
                                 {.architecture = "qwen3",
                                  .class_name = "Qwen3ForCausalLM",
                                  .read = read_qwen3,
                                  .build = build,
-                                 .gguf = "qwen3",
-                                 .modules = kModules,
-                                 .read_gguf = read_gguf_qwen3},
-                                {.architecture = "qwen2_moe", .class_name = "Qwen2MoeForCausalLM", .read = read_qwen2_moe, .build = build},
-                                {.architecture = "qwen3_moe", .class_name = "Qwen3MoeForCausalLM", .read = read_qwen3_moe, .build = build}};
+                                 .gguf = {.architecture = "qwen3", .describe = describe_qwen3}},
+                                {.architecture = "qwen2_moe",
+                                 .class_name = "Qwen2MoeForCausalLM",
+                                 .read = read_qwen2_moe,
+                                 .build = build,
+                                 .gguf = {.architecture = "qwen2moe", .has_experts = true, .describe = describe_qwen2_moe}},
+                                {.architecture = "qwen3_moe",
+                                 .class_name = "Qwen3MoeForCausalLM",
+                                 .read = read_qwen3_moe,
+                                 .build = build,
+                                 .gguf = {.architecture = "qwen3moe", .has_experts = true, .describe = describe_qwen3_moe}}};
 
 }  // namespace
 

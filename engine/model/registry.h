@@ -5,18 +5,12 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/model/gguf_keys.h"
 #include "engine/model/json_fields.h"
 #include "engine/model/spec.h"
-#include "engine/weights/gguf.h"
 #include "parallel/graph.h"
 
 namespace lockstep::engine {
-
-/// A module's name in the two kinds of files; `{}` stands for the layer.
-struct ModuleNames {
-  std::string_view hugging_face;
-  std::string_view gguf;
-};
 
 /// What a family calls the numbers that every configuration has, and what it takes for granted where they are absent. A null key: the
 /// configuration has no such number, or the family reads it itself.
@@ -37,6 +31,19 @@ struct ConfigKeys {
   bool tied = false;   // tie_word_embeddings
 };
 
+/// What GGUF files of a family say other than the configurations of Hugging Face. (How tensors are called there is known to GraphBuilder,
+/// which keys all files have to describe_gguf.)
+struct GgufForm {
+  std::string_view architecture = {};  // general.architecture; empty: there are no such files
+  bool has_experts = false;            // of two families of one architecture, the one with experts
+  bool rotary = true;
+  bool pairs_interleaved = false;  // rows of q and k are in the order of rotary pairs
+  std::size_t window_period = 0;   // where the file does not name the layers that slide: all but every n-th; 0: all
+  std::size_t window = 0;          // where the file states none
+  /// What else: called to read a file and to write one, see GgufKeys. May be null.
+  void (*describe)(GgufKeys& keys, ModelSpec& spec) = nullptr;
+};
+
 /// A family of models: how its configuration becomes a graph. Everything else about it is data in the graph.
 struct Family {
   std::string_view architecture;  // its name, and the model_type of Hugging Face configurations
@@ -47,22 +54,13 @@ struct Family {
   parallel::Graph (*build)(const ModelSpec& spec) = nullptr;
   /// What the names of all tensors but the head begin with; checkpoints of the bare model lack it.
   std::string_view base_prefix = {};
-  /// Names in GGUF files, where general.architecture is `gguf`; none: such files are refused.
-  std::string_view gguf = {};
-  std::span<const ModuleNames> modules = {};
-  /// The converter of such files put rows of q and k in the order of rotary pairs.
-  bool gguf_pairs_interleaved = false;
-  /// What a GGUF file's spec has beside what all have; may be null.
-  void (*read_gguf)(const GgufFile& file, ModelSpec& spec) = nullptr;
+  GgufForm gguf = {};
 };
 
 /// @throws std::runtime_error that names the architecture and those that are supported.
 const Family& family_of(const std::string& architecture);
 /// All of them.
 std::span<const Family* const> all_families();
-
-/// The name in the model's files of a tensor with this canonical (Hugging Face) name.
-std::string stored_name(const Family& family, const ModelSpec& spec, std::string_view canonical);
 
 // One function a file of engine/model that has families.
 std::span<const Family> bloom_families();

@@ -209,6 +209,20 @@ RopeSpec rope_from_config(const JsonFields& fields, std::size_t head_dim, std::s
   return rope;
 }
 
+std::vector<float> llama3_divisors(const RopeSpec& rope) {
+  const std::vector<double> plain = plain_frequencies(rope);
+  const std::vector<float> scaled = rotary_of(rope).frequencies;
+  std::vector<float> divisors;
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    const auto nearest = static_cast<float>(plain[i] / static_cast<double>(scaled[i]));
+    float found = nearest;
+    for (const float each : {std::nextafter(nearest, 0.0f), std::nextafter(nearest, std::numeric_limits<float>::max()), nearest})
+      if (static_cast<float>(plain[i] / static_cast<double>(each)) == scaled[i]) found = each;
+    divisors.push_back(found);
+  }
+  return divisors;
+}
+
 parallel::Rotary rotary_of(const RopeSpec& rope) {
   parallel::Rotary rotary{.dim = rope.rotary_dim};
   std::vector<double> frequencies = plain_frequencies(rope);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "engine/model/json_fields.h"
 #include "engine/model/spec.h"
@@ -15,6 +16,10 @@ RopeSpec rope_from_config(const JsonFields& fields, std::size_t head_dim, std::s
 
 /// The part of a head that is rotated. @throws what names partial_rotary_factor if that is nothing, or an odd number of dims.
 std::size_t rotary_dim_of(const JsonFields& fields, std::size_t head_dim, double part);
+
+/// What the plain frequencies are divided by to become those of llama3's scaling: the form in which GGUF files have it. Where no float
+/// gives the same frequency, the nearest one.
+std::vector<float> llama3_divisors(const RopeSpec& rope);
 
 /// Frequencies, factors and all. @throws std::runtime_error if the values make no sense together.
 parallel::Rotary rotary_of(const RopeSpec& rope);

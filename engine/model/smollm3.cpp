@@ -22,11 +22,18 @@ void read(const JsonFields& fields, ModelSpec& spec) {
 
 parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec); }
 
+/// No key says which layers rotate: all but every fourth.
+void describe(GgufKeys&, ModelSpec& spec) {
+  spec.rotated.clear();
+  for (std::size_t layer = 0; layer < spec.num_layers; ++layer) spec.rotated.push_back((layer + 1) % 4 != 0);
+}
+
 constexpr Family kFamilies[] = {{.architecture = "smollm3",
                                  .class_name = "SmolLM3ForCausalLM",
                                  .keys = {.default_positions = 32768, .tied = true},
                                  .read = read,
-                                 .build = build}};
+                                 .build = build,
+                                 .gguf = {.architecture = "smollm3", .pairs_interleaved = true, .describe = describe}}};
 
 }  // namespace
 

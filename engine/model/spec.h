@@ -99,9 +99,11 @@ struct ModelSpec {
   std::vector<float> slopes;  // [num_heads]: ALiBi
   float residual_scale = 1.0f;
   float logit_scale = 1.0f;
+  float logit_divisor = 1.0f;
 
   NamingScheme naming = NamingScheme::kHuggingFace;
-  bool bare = false;  // the names of its tensors lack the prefix of the family
+  std::string absent_prefix = {};       // of the family's names of tensors, which those of this model lack
+  std::optional<bool> joined_qkv = {};  // GGUF files: q, k and v of a layer are one tensor; absent: as the family has it elsewhere
   /// The rows of q and k (weights and biases) stand in the order in which neighbours (2i, 2i + 1) of a head are a rotary pair, as in the
   /// GGUF files of some families. See stored_row_of.
   bool rotary_pairs_interleaved = false;

@@ -1,5 +1,5 @@
 // StarCoder2: LayerNorm, biases everywhere, two matrices with GELU between, a sliding window, a tied head.
-// Source: Hugging Face transformers (Starcoder2Config).
+// Source: Hugging Face transformers (Starcoder2Config); llama.cpp (MODEL_ARCH.STARCODER2).
 
 #include "engine/model/blocks.h"
 #include "engine/model/config_parts.h"
@@ -17,7 +17,7 @@ GraphBuilder::Sum feed_forward(GraphBuilder& builder, const ModelSpec&, parallel
   return builder.feed_forward(h, {.up = module + ".mlp.c_fc", .down = module + ".mlp.c_proj"}, layer);
 }
 
-parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec, standard_attention, feed_forward); }
+parallel::Graph build(const ModelSpec& spec) { return build_decoder(spec, {.feed_forward = feed_forward}); }
 
 constexpr ConfigKeys kKeys{.norm_eps = "norm_epsilon",
                            .default_positions = 4096,
@@ -25,8 +25,12 @@ constexpr ConfigKeys kKeys{.norm_eps = "norm_epsilon",
                            .norm = device::Norm::Kind::kLayer,
                            .default_activation = device::Nonlinearity::kGeluTanh,
                            .tied = true};
-constexpr Family kFamilies[] = {
-    {.architecture = "starcoder2", .class_name = "Starcoder2ForCausalLM", .keys = kKeys, .read = read, .build = build}};
+constexpr Family kFamilies[] = {{.architecture = "starcoder2",
+                                 .class_name = "Starcoder2ForCausalLM",
+                                 .keys = kKeys,
+                                 .read = read,
+                                 .build = build,
+                                 .gguf = {.architecture = "starcoder2"}}};
 
 }  // namespace
 

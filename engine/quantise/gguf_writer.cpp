@@ -89,6 +89,11 @@ void GgufMetadataBuilder::set_float32s(const std::string& key, std::span<const f
   values_[key] = array_of(GgufKind::kFloat32, values);
 }
 
+void GgufMetadataBuilder::set_flags(const std::string& key, const std::vector<bool>& values) {
+  const std::vector<std::uint8_t> bytes(values.begin(), values.end());
+  values_[key] = array_of(GgufKind::kBool, std::span(bytes));
+}
+
 void GgufMetadataBuilder::erase_prefix(std::string_view prefix) {
   std::erase_if(values_, [&](const auto& entry) { return entry.first.starts_with(prefix); });
 }

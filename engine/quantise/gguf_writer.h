@@ -25,6 +25,7 @@ class GgufMetadataBuilder {
   void set_texts(const std::string& key, std::vector<std::string> values);
   void set_int32s(const std::string& key, std::span<const std::int32_t> values);
   void set_float32s(const std::string& key, std::span<const float> values);
+  void set_flags(const std::string& key, const std::vector<bool>& values);
   void erase_prefix(std::string_view prefix);  // every key that begins with it
 
   const std::map<std::string, GgufValue, std::less<>>& values() const { return values_; }

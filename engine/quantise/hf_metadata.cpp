@@ -2,45 +2,61 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <cmath>
+#include <map>
+#include <set>
 #include <stdexcept>
 
+#include "engine/model/gguf_keys.h"
 #include "engine/model/registry.h"
 #include "engine/quantise/hf_vocabulary.h"
+#include "engine/weights/quote.h"
 
 namespace lockstep::engine {
 namespace {
 
-/// As convert scripts name the architectures in GGUF files.
-std::string gguf_architecture(const ModelSpec& spec) {
-  const Family& family = family_of(spec.architecture);
-  const bool has_names = !family.gguf.empty() && family.keys.norm == device::Norm::Kind::kRms;
-  if (has_names && spec.rope.scaling == RopeScaling::kNone && spec.windows.empty()) return std::string(family.gguf);
-  std::string supported;
-  for (const Family* other : all_families()) {
-    if (!other->gguf.empty() && other->keys.norm == device::Norm::Kind::kRms)
-      supported += (supported.empty() ? "" : ", ") + std::string(other->gguf);
+[[noreturn]] void refuse(const ModelSpec& spec, const std::string& why) {
+  std::set<std::string> known;
+  for (const Family* family : all_families()) {
+    if (!family->gguf.architecture.empty()) known.insert(std::string(family->architecture));
   }
-  const std::string what = has_names ? " with rotary scaling or sliding windows" : "";
-  throw std::runtime_error(spec.source + ": a Hugging Face folder of architecture '" + spec.architecture + "'" + what +
-                           " cannot be turned into GGUF; supported: " + supported + " (a GGUF file of it can be quantised)");
+  std::string names;
+  for (const std::string& name : known) names += (names.empty() ? "" : ", ") + name;
+  throw std::runtime_error(spec.source + ": a Hugging Face folder of architecture " + quote(spec.architecture) +
+                           " cannot be turned into GGUF: " + why + "; supported: " + names + " (a GGUF file of it can be quantised)");
 }
 
-void set_sizes(const ModelSpec& spec, const std::string& architecture, GgufMetadataBuilder& metadata) {
-  const auto key = [&](const char* name) { return architecture + "." + name; };
-  metadata.set_uint32(key("vocab_size"), spec.vocab_size);
-  metadata.set_uint32(key("block_count"), spec.num_layers);
-  metadata.set_uint32(key("context_length"), spec.max_position_embeddings);
-  metadata.set_uint32(key("embedding_length"), spec.hidden_size);
-  metadata.set_uint32(key("feed_forward_length"), spec.intermediate_size);
-  metadata.set_uint32(key("attention.head_count"), spec.num_heads);
-  metadata.set_uint32(key("attention.head_count_kv"), spec.num_kv_heads);
-  metadata.set_uint32(key("attention.key_length"), spec.head_dim);
-  metadata.set_uint32(key("attention.value_length"), spec.head_dim);
-  metadata.set_float32(key("attention.layer_norm_rms_epsilon"), spec.norm.eps);
-  metadata.set_uint32(key("rope.dimension_count"), spec.rope.rotary_dim);
-  metadata.set_float32(key("rope.freq_base"), static_cast<float>(spec.rope.theta));
-}
+class GgufKeyWriter final : public GgufKeys {
+ public:
+  GgufKeyWriter(const ModelSpec& spec, std::string_view architecture, GgufMetadataBuilder& metadata, std::vector<SourceTensor>& tensors)
+      : spec_(spec), prefix_(std::string(architecture) + "."), metadata_(metadata), tensors_(tensors) {}
+
+  bool writing() const override { return true; }
+  void size(const std::string& key, std::size_t& value, Range, std::optional<std::size_t> absent) override {
+    if (value != 0 || absent != value) metadata_.set_uint32(prefix_ + key, value);
+  }
+  void number(const std::string& key, double& value, Range, std::optional<double> absent) override {
+    if (absent != value) metadata_.set_float32(prefix_ + key, static_cast<float>(value));
+  }
+  void flag(const std::string& key, bool& value, bool) override { metadata_.set_flag(prefix_ + key, value); }
+  void text(const std::string& key, std::string& value, const std::string& absent) override {
+    if (absent != value) metadata_.set_text(prefix_ + key, value);
+  }
+  void layers(const std::string& key, std::vector<bool>& value, const std::vector<bool>& absent) override {
+    if (absent != value) metadata_.set_flags(prefix_ + key, value);
+  }
+  void tensor(const std::string& name, std::vector<float>& values, std::size_t) override {
+    if (!values.empty()) tensors_.push_back({.name = name, .shape = {values.size()}, .values = values});
+  }
+  bool has_tensor(const std::string&, bool value) const override { return value; }
+  void fail(const std::string& key, const std::string& message) const override { refuse(spec_, prefix_ + key + " " + message); }
+
+ private:
+  const ModelSpec& spec_;
+  std::string prefix_;
+  GgufMetadataBuilder& metadata_;
+  std::vector<SourceTensor>& tensors_;
+};
 
 /// GGUF has three keys for what may end an answer.
 void set_special_tokens(const OpenedModel& model, const text::GgufVocabulary* vocabulary, GgufMetadataBuilder& metadata) {
@@ -73,70 +89,121 @@ void set_vocabulary(text::GgufVocabulary vocabulary, GgufMetadataBuilder& metada
   metadata.set_flag("tokenizer.ggml.add_space_prefix", vocabulary.add_space_prefix == 1);
 }
 
-/// The row of a GGUF file that holds a row of this program's order.
-std::size_t interleaved_row_of(const ModelSpec& spec, std::size_t row) {
-  ModelSpec interleaved;
-  interleaved.head_dim = spec.head_dim;
-  interleaved.rope.rotary_dim = spec.rope.rotary_dim;
-  interleaved.rotary_pairs_interleaved = true;
-  return stored_row_of(interleaved, row);
+/// Adds rows (or elements) to a tensor of the new file: canonical row r is row `to` in the new file and `from` in the stored one.
+void add_rows(const StoredTensor& stored, const parallel::TensorDecl& from, const ModelSpec& spec, const parallel::TensorDecl& to,
+              const ModelSpec& in_gguf, std::vector<RowRun>& runs) {
+  const auto place = [](const parallel::TensorDecl& decl, const ModelSpec& of, std::size_t row) {
+    return decl.stored.row(decl.rotary_rows ? stored_row_of(of, row) : row);
+  };
+  const std::size_t count = from.is_vector() ? from.columns : from.rows;
+  std::map<std::size_t, std::size_t> sources;  // by place in the new file
+  for (std::size_t row = 0; row < count; ++row) sources.emplace(place(to, in_gguf, row), place(from, spec, row));
+  for (const auto& [row, source] : sources) {
+    RowRun* last = runs.empty() ? nullptr : &runs.back();
+    if (last != nullptr && last->stored == &stored && last->row + last->count == row && last->from + last->count == source) {
+      ++last->count;
+    } else {
+      runs.push_back({&stored, row, 1, source});
+    }
+  }
+}
+
+void check_complete(SourceTensor& tensor) {
+  std::sort(tensor.runs.begin(), tensor.runs.end(), [](const RowRun& a, const RowRun& b) { return a.row < b.row; });
+  std::size_t end = 0;
+  for (const RowRun& run : tensor.runs) {
+    if (run.row != end) throw std::logic_error("the rows of " + tensor.name + " do not fit together");
+    end += run.count;
+  }
+  if (end != tensor.rows() * (tensor.of_elements ? tensor.columns() : 1)) throw std::logic_error("rows of " + tensor.name + " are missing");
+}
+
+/// The same graph twice: where the folder has its tensors, and where the file will have them.
+void add_tensors(const OpenedModel& model, const ModelSpec& in_gguf, std::vector<SourceTensor>& tensors) {
+  const Family& family = family_of(model.spec.architecture);
+  const parallel::Graph from = family.build(model.spec), to = family.build(in_gguf);
+  if (from.tensors.size() != to.tensors.size()) refuse(model.spec, "it has tensors that such files have not, or the other way round");
+  std::map<std::string, std::size_t> known;
+  for (std::size_t i = 0; i < from.tensors.size(); ++i) {
+    const parallel::TensorDecl &source = from.tensors[i], &target = to.tensors[i];
+    const StoredTensor& stored = model.weights->require(source.file_name(), source.file_shape());
+    if (source.stored.transposed && (stored.packed || device::info(stored.dtype).block_quantised()))
+      refuse(model.spec, "tensor " + quote(stored.name) + " is quantised and stored [in, out]");
+    const auto [entry, fresh] = known.emplace(target.file_name(), tensors.size());
+    if (fresh) {
+      tensors.push_back({.name = target.file_name(),
+                         .shape = target.file_shape(),
+                         .of_elements = target.is_vector(),
+                         .transposed = source.stored.transposed,
+                         .offset = source.offset - target.offset});
+    }
+    add_rows(stored, source, model.spec, target, in_gguf, tensors[entry->second].runs);
+  }
+  for (SourceTensor& tensor : tensors) {
+    if (tensor.values.empty()) check_complete(tensor);
+  }
+}
+
+/// Frequencies may differ in the last bit: of llama3's scaling a file has what they are divided by.
+bool same_rotaries(const std::vector<parallel::Rotary>& a, const std::vector<parallel::Rotary>& b) {
+  const auto close = [](const std::vector<float>& x, const std::vector<float>& y) {
+    return std::equal(x.begin(), x.end(), y.begin(), y.end(),
+                      [](float left, float right) { return std::fabs(left - right) <= 1.2e-7f * left; });
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const parallel::Rotary& x, const parallel::Rotary& y) {
+    parallel::Rotary exact = x;
+    exact.frequencies = y.frequencies;
+    return close(x.frequencies, y.frequencies) && exact == y;
+  });
 }
 
 }  // namespace
 
-GgufMetadataBuilder metadata_from_folder(const OpenedModel& model) {
+FolderAsGguf folder_as_gguf(const OpenedModel& model) {
   const ModelSpec& spec = model.spec;
-  const std::string architecture = gguf_architecture(spec);
-  GgufMetadataBuilder metadata;
+  const Family& family = family_of(spec.architecture);
+  const std::string architecture(family.gguf.architecture);
+  if (architecture.empty()) refuse(spec, "there are no such files");
+  FolderAsGguf made;
+  GgufMetadataBuilder& metadata = made.metadata;
   metadata.set_text("general.architecture", architecture);
   metadata.set_text("general.name", std::filesystem::absolute(model.folder / "config.json").parent_path().filename().string());
-  set_sizes(spec, architecture, metadata);
+  metadata.set_uint32(architecture + ".vocab_size", spec.vocab_size);
+  ModelSpec in_gguf = spec;
+  GgufKeyWriter keys(spec, architecture, metadata, made.tensors);
+  describe_gguf(keys, family, in_gguf);
+  add_tensors(model, in_gguf, made.tensors);
   auto vocabulary = vocabulary_from_folder(model.folder, spec);
   set_special_tokens(model, vocabulary ? &*vocabulary : nullptr, metadata);
   if (vocabulary) set_vocabulary(std::move(*vocabulary), metadata);
   if (!model.chat_template.empty()) metadata.set_text("tokenizer.chat_template", model.chat_template);
-  return metadata;
-}
-
-std::vector<SourceTensor> tensors_from_folder(const OpenedModel& model) {
-  const ModelSpec& spec = model.spec;
-  const Family& family = family_of(spec.architecture);
-  const parallel::Graph graph = family.build(spec);
-  ModelSpec in_gguf = spec;
-  in_gguf.naming = NamingScheme::kGguf;
-  std::vector<SourceTensor> tensors;
-  for (const parallel::TensorDecl& decl : graph.tensors) {
-    const std::array<std::size_t, 2> shape{decl.rows, decl.columns};
-    const auto wanted = std::span(shape).subspan(decl.is_vector() ? 1 : 0);
-    const StoredTensor& stored = model.weights->require(stored_name(family, spec, decl.name), wanted);
-    const bool moves = family.gguf_pairs_interleaved && decl.rotary_rows && spec.rope.rotary_dim > 0;
-    tensors.push_back({&stored, stored_name(family, in_gguf, decl.name), moves ? spec.head_dim : 0});
-  }
-  return tensors;
-}
-
-void order_rotary_rows(const ModelSpec& spec, const SourceTensor& tensor, std::size_t num_rows, std::span<std::byte> rows) {
-  const bool is_vector = tensor.stored->shape.size() == 1;
-  const std::size_t count = is_vector ? tensor.stored->columns() : num_rows;
-  const std::size_t bytes = rows.size() / count;
-  const std::vector<std::byte> given(rows.begin(), rows.end());
-  for (std::size_t row = 0; row < count; ++row) std::memcpy(&rows[interleaved_row_of(spec, row) * bytes], &given[row * bytes], bytes);
+  return made;
 }
 
 void check_same_model(const ModelSpec& read, const ModelSpec& written) {
+  const parallel::Graph from = family_of(read.architecture).build(read), to = family_of(written.architecture).build(written);
+  using parallel::Node;
   const auto same = [&](const char* what, bool equal) {
-    if (!equal) throw std::runtime_error(written.source + ": its " + what + " came out other than in " + read.source);
+    if (!equal) refuse(read, std::string("a GGUF file of it cannot say its ") + what);
   };
-  same("sizes", read.hidden_size == written.hidden_size && read.num_layers == written.num_layers && read.num_heads == written.num_heads &&
-                    read.num_kv_heads == written.num_kv_heads && read.head_dim == written.head_dim &&
-                    read.intermediate_size == written.intermediate_size && read.vocab_size == written.vocab_size &&
-                    read.max_position_embeddings == written.max_position_embeddings);
-  same("norm", read.norm.kind == written.norm.kind && read.norm.eps == written.norm.eps);
-  same("rotary embedding", static_cast<float>(read.rope.theta) == static_cast<float>(written.rope.theta) &&
-                               read.rope.rotary_dim == written.rope.rotary_dim && read.rope.scaling == written.rope.scaling);
-  same("biases", read.attention_bias == written.attention_bias && read.attention_output_bias == written.attention_output_bias &&
-                     read.mlp_bias == written.mlp_bias);
-  same("head", read.tie_word_embeddings == written.tie_word_embeddings);
+  const auto alike = [&](auto members) {
+    return std::equal(from.nodes.begin(), from.nodes.end(), to.nodes.begin(), to.nodes.end(),
+                      [&](const parallel::Node& a, const parallel::Node& b) { return members(a) == members(b); });
+  };
+  same("number of positions", read.max_position_embeddings == written.max_position_embeddings);
+  same("layers", alike([](const Node& node) { return std::tuple(node.op, node.inputs, node.output, node.layer); }));
+  same("scale, window, soft cap, slopes or rotation of the attention",
+       from.attentions == to.attentions && alike([](const Node& node) { return node.attention; }));
+  same("rotary embedding", same_rotaries(from.rotaries, to.rotaries));
+  same("norms", alike([](const Node& node) { return std::pair(node.norm, node.eps); }));
+  same("activation function", alike([](const Node& node) { return node.function; }));
+  same("choice of experts", alike([](const Node& node) { return std::pair(node.routing.per_token, node.routing.renormalised); }));
+  same("scales and soft caps", alike([](const Node& node) { return std::pair(node.factor, node.offset); }));
+  same("tensors", alike([](const Node& node) { return std::pair(node.weights, node.biases); }) &&
+                      std::equal(from.tensors.begin(), from.tensors.end(), to.tensors.begin(), to.tensors.end(),
+                                 [](const parallel::TensorDecl& a, const parallel::TensorDecl& b) {
+                                   return std::tie(a.name, a.rows, a.columns) == std::tie(b.name, b.rows, b.columns);
+                                 }));
 }
 
 }  // namespace lockstep::engine

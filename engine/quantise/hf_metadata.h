@@ -1,35 +1,24 @@
 #pragma once
 
-#include <cstddef>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "engine/model/open_model.h"
 #include "engine/quantise/gguf_writer.h"
+#include "engine/quantise/source_tensor.h"
 
 namespace lockstep::engine {
 
-/// A tensor of a model on its way into a GGUF file.
-struct SourceTensor {
-  const StoredTensor* stored = nullptr;
-  std::string name;                 // in the GGUF file
-  std::size_t rotary_head_dim = 0;  // its rows change places within heads of so many; 0: they stay where they are
+/// A Hugging Face folder as a GGUF file states it. Metadata: what the family's GGUF form says (engine/model/gguf_keys.h), special tokens,
+/// vocabulary, chat template. Tensors: those that the model's graph reads, where the graph of the GGUF form looks for them.
+/// @throws std::runtime_error for an architecture, a number of EOS ids or a tokenizer that cannot be stated that way; for a tensor that is
+/// missing or misshapen.
+struct FolderAsGguf {
+  GgufMetadataBuilder metadata;
+  std::vector<SourceTensor> tensors;
 };
+FolderAsGguf folder_as_gguf(const OpenedModel& model);
 
-/// The metadata of a Hugging Face folder as a GGUF file states them: sizes, rotary base, special tokens, vocabulary, chat template.
-/// @throws std::runtime_error for an architecture, a number of EOS ids or a tokenizer that cannot be stated that way.
-GgufMetadataBuilder metadata_from_folder(const OpenedModel& model);
-
-/// The tensors that the model's graph reads, under their GGUF names.
-/// @throws std::runtime_error that names what is missing or misshapen.
-std::vector<SourceTensor> tensors_from_folder(const OpenedModel& model);
-
-/// Brings whole heads of rows (or of elements of a vector) from Hugging Face's order, pairs (i, i + r / 2), into the order of Llama GGUF
-/// files, pairs (2i, 2i + 1). `rows` holds `num_rows` rows as stored.
-void order_rotary_rows(const ModelSpec& spec, const SourceTensor& tensor, std::size_t num_rows, std::span<std::byte> rows);
-
-/// That what was written says the same as what was read. @throws std::runtime_error that names the first difference.
+/// That the new file says the same model. @throws std::runtime_error that names what in `read` it cannot say.
 void check_same_model(const ModelSpec& read, const ModelSpec& written);
 
 }  // namespace lockstep::engine

@@ -9,6 +9,7 @@
 
 #include "engine/text/byte_alphabet.h"
 #include "engine/text/sentencepiece_model.h"
+#include "engine/text/vocab_files.h"
 #include "engine/weights/input_file.h"
 #include "engine/weights/json_input.h"
 #include "engine/weights/quote.h"
@@ -183,15 +184,18 @@ bool agree(const Tokenizer& expected, const Tokenizer& found, const std::vector<
 
 std::optional<GgufVocabulary> vocabulary_from_folder(const fs::path& folder, const ModelSpec& spec) {
   std::error_code ignored;
-  const bool has_json = fs::exists(folder / "tokenizer.json", ignored);
-  const fs::path path = folder / (has_json ? "tokenizer.json" : "tokenizer.model");
-  if (!has_json && !fs::exists(path, ignored)) return std::nullopt;
+  const auto is_there = [&](const char* name) { return fs::exists(folder / name, ignored); };
+  const bool has_json = is_there("tokenizer.json"), has_model = !has_json && is_there("tokenizer.model");
+  const auto vocab_files = has_json || has_model ? std::nullopt : text::read_vocab_files(folder);
+  if (!has_json && !has_model && !vocab_files) return std::nullopt;
+  const fs::path path = folder / (has_json ? "tokenizer.json" : has_model ? "tokenizer.model" : "vocab.json");
   const std::unique_ptr<Tokenizer> expected = text::tokenizer_from_folder(folder);
   GgufVocabulary vocabulary;
   vocabulary.source = path.string();
   try {
-    if (has_json) {
-      const json file = parse_json_object(read_text_file(path, kMaxTokenizerBytes), vocabulary.source);
+    if (!has_model) {
+      const json file =
+          has_json ? parse_json_object(read_text_file(path, kMaxTokenizerBytes), vocabulary.source) : text::tokenizer_json_of(*vocab_files);
       read_tokens(file, vocabulary);
       if (vocabulary.model == "llama") score_tokens(file, vocabulary);
     } else {

@@ -29,11 +29,13 @@ constexpr std::size_t kChunkElements = std::size_t{1} << 18;
 /// general.file_type, as llama.cpp numbers what most matrices of a file are.
 std::uint32_t file_type(DType type) {
   switch (type) {
+    case DType::kF32: return 0;
     case DType::kF16: return 1;
     case DType::kQ4_0: return 2;
     case DType::kQ8_0: return 7;
     case DType::kQ4_K: return 15;
     case DType::kQ6_K: return 18;
+    case DType::kBF16: return 32;
     default: throw std::invalid_argument("quantise: " + std::string(device::info(type).name) + " is no type for the matrices of a file");
   }
 }
@@ -51,31 +53,41 @@ double bits_of(DType dtype) {
   return 8.0 * static_cast<double>(type.block_bytes) / static_cast<double>(type.block_size);
 }
 
-bool is_whole_blocks(const StoredTensor& tensor, DType dtype) { return tensor.columns() % device::info(dtype).block_size == 0; }
+/// What all rows of a tensor are stored as; nothing if that differs, or if they are put together from packed ones.
+std::optional<DType> stored_type(const SourceTensor& source) {
+  if (source.runs.empty()) return DType::kF32;
+  const DType first = source.runs.front().stored->dtype;
+  const bool alike = std::all_of(source.runs.begin(), source.runs.end(),
+                                 [&](const RowRun& run) { return run.stored->dtype == first && !run.stored->packed; });
+  return alike ? std::optional(first) : std::nullopt;
+}
 
 /// Which type a tensor gets, and why it is not `wanted`.
 void choose_type(const SourceTensor& source, DType wanted, bool is_head, QuantisedTensor& result) {
-  const StoredTensor& stored = *source.stored;
   const auto choose = [&](DType dtype, std::string reason) {
     result.to = dtype;
     result.reason = std::move(reason);
   };
   const auto ends_with = [&](std::string_view end) { return source.name.ends_with(end); };
-  if (stored.shape.size() < 2) return choose(DType::kF32, "a vector");
+  if (wanted == DType::kF32) return choose(DType::kF32, "");
+  if (source.shape.size() < 2) return choose(DType::kF32, "a vector");
+  if (ends_with("_norm.weight")) return choose(DType::kF32, "weights of norms");
   if (ends_with("ffn_gate_inp.weight")) return choose(DType::kF32, "chooses experts");
   if (ends_with("position_embd.weight")) return choose(DType::kF32, "positions");
-  if (wanted == DType::kF16) return choose(DType::kF16, "");
+  if (wanted == DType::kF16 || wanted == DType::kBF16) return choose(wanted, "");
   DType type = wanted;
   std::string reason;
   if (is_head && (wanted == DType::kQ4_0 || wanted == DType::kQ4_K)) {
     type = wanted == DType::kQ4_0 ? DType::kQ8_0 : DType::kQ6_K;
     reason = "the head: its error goes straight into the logits";
   }
-  if (!stored.packed && device::info(stored.dtype).block_quantised() && bits_of(stored.dtype) <= bits_of(type))
-    return choose(stored.dtype, stored.dtype == wanted ? "" : "is that already: quantising again would only add error");
-  if (!is_whole_blocks(stored, type)) {
-    reason = "rows of " + std::to_string(stored.columns()) + " are no whole blocks of " + std::to_string(device::info(type).block_size);
-    type = is_whole_blocks(stored, DType::kQ8_0) ? DType::kQ8_0 : DType::kF16;
+  const auto stored = stored_type(source);
+  if (stored && device::info(*stored).block_quantised() && bits_of(*stored) <= bits_of(type))
+    return choose(*stored, *stored == wanted ? "" : "is that already: quantising again would only add error");
+  const auto is_whole_blocks = [&](DType dtype) { return source.columns() % device::info(dtype).block_size == 0; };
+  if (!is_whole_blocks(type)) {
+    reason = "rows of " + std::to_string(source.columns()) + " are no whole blocks of " + std::to_string(device::info(type).block_size);
+    type = is_whole_blocks(DType::kQ8_0) ? DType::kQ8_0 : DType::kF16;
   }
   choose(type, reason);
 }
@@ -89,21 +101,25 @@ Plan make_plan(const QuantiseOptions& options) {
     plan.metadata.erase_prefix("split.");
     const WeightSource& weights = *plan.model.weights;
     if (!weights.unsupported().empty()) weights.find(weights.unsupported().front().name);  // says what is wrong with it
-    for (const StoredTensor& tensor : weights.tensors()) plan.tensors.push_back({&tensor, tensor.name, 0});
+    for (const StoredTensor& tensor : weights.tensors())
+      plan.tensors.push_back({.name = tensor.name, .shape = tensor.shape, .runs = {{&tensor, 0, tensor.rows(), 0}}});
   } else {
-    plan.metadata = metadata_from_folder(plan.model);
-    plan.tensors = tensors_from_folder(plan.model);
+    FolderAsGguf folder = folder_as_gguf(plan.model);
+    plan.metadata = std::move(folder.metadata);
+    plan.tensors = std::move(folder.tensors);
   }
   plan.metadata.set_uint32("general.file_type", file_type(options.type));
   plan.metadata.set_uint32("general.quantization_version", 2);
   const bool has_head =
       std::any_of(plan.tensors.begin(), plan.tensors.end(), [](const SourceTensor& tensor) { return tensor.name == "output.weight"; });
   for (const SourceTensor& tensor : plan.tensors) {
-    const StoredTensor& stored = *tensor.stored;
-    QuantisedTensor result{.name = tensor.name, .from = std::string(device::info(stored.dtype).name), .shape = stored.shape};
-    if (!stored.format.empty()) result.from = stored.format;
+    QuantisedTensor result{.name = tensor.name, .from = std::string(device::info(DType::kF32).name), .shape = tensor.shape};
+    if (!tensor.runs.empty()) {
+      const StoredTensor& stored = *tensor.runs.front().stored;
+      result.from = stored.format.empty() ? device::info(stored.dtype).name : stored.format;
+    }
     choose_type(tensor, options.type, tensor.name == (has_head ? "output.weight" : "token_embd.weight"), result);
-    result.bytes = stored.rows() * device::row_bytes(result.to, stored.columns());
+    result.bytes = tensor.rows() * device::row_bytes(result.to, tensor.columns());
     plan.results.push_back(std::move(result));
   }
   return plan;
@@ -123,10 +139,8 @@ struct Piece {
 std::vector<Piece> cut(const std::vector<SourceTensor>& tensors) {
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const std::size_t rows = tensors[i].stored->rows();
-    std::size_t step = std::max<std::size_t>(1, kChunkElements / tensors[i].stored->columns());
-    const std::size_t head = tensors[i].rotary_head_dim;
-    if (head > 0) step = (step + head - 1) / head * head;  // rows change places within heads
+    const std::size_t rows = tensors[i].rows();
+    const std::size_t step = tensors[i].of_elements ? rows : std::max<std::size_t>(1, kChunkElements / tensors[i].columns());
     for (std::size_t first = 0; first < rows; first += step) pieces.push_back({i, first, std::min(step, rows - first)});
   }
   return pieces;
@@ -143,10 +157,18 @@ class Quantiser {
     for (const Piece& piece : pieces_) ++left_[piece.tensor];
   }
 
-  void write(const FileDescriptor& file, std::size_t threads) {
+  /// Everything but the tensors that are stored somewhere: enough to know what model the file will be.
+  void write_header(const FileDescriptor& file) const {
     file.truncate(0);
     file.truncate(layout_.file_size);
     file.write_at(0, layout_.header);
+    for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+      const std::vector<float>& values = plan_.tensors[i].values;
+      if (!values.empty()) file.write_at(layout_.offsets[i], {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+    }
+  }
+
+  void write_tensors(const FileDescriptor& file, std::size_t threads) {
     const auto work = [&] {
       try {
         for (std::size_t at = next_++; at < pieces_.size() && !failed_; at = next_++) {
@@ -169,29 +191,32 @@ class Quantiser {
  private:
   void convert(Piece& piece, const FileDescriptor& file) const {
     const SourceTensor& source = plan_.tensors[piece.tensor];
-    const StoredTensor& stored = *source.stored;
+    if (source.runs.empty()) return;
     const DType to = plan_.results[piece.tensor].to;
-    const std::size_t columns = stored.columns();
-    std::vector<std::byte> bytes(piece.num_rows * device::row_bytes(stored.dtype, columns));
-    plan_.model.weights->read_rows(stored, piece.first_row, piece.num_rows, 0, columns, bytes);
-    if (source.rotary_head_dim > 0) order_rotary_rows(plan_.model.spec, source, piece.num_rows, bytes);
-    std::vector<std::byte> written;
-    if (stored.dtype == to) {
-      written = std::move(bytes);
-    } else {
-      std::vector<float> values(piece.num_rows * columns);
-      device::dequantise(stored.dtype, bytes, values);
-      written.resize(piece.num_rows * device::row_bytes(to, columns));
+    const std::size_t row_bytes = device::row_bytes(to, source.columns());
+    std::vector<std::byte> written(piece.num_rows * row_bytes);
+    for (const SourceRows& rows : read_rows(*plan_.model.weights, source, piece.first_row, piece.num_rows)) {
+      const std::span<std::byte> place = std::span(written).subspan((rows.row - piece.first_row) * row_bytes, rows.count * row_bytes);
+      const StoredTensor& stored = *rows.stored;
+      if (rows.dtype == to && source.offset == 0.0f) {
+        std::copy(rows.bytes.begin(), rows.bytes.end(), place.begin());
+        continue;
+      }
+      std::vector<float> values(rows.count * source.columns());
+      device::dequantise(rows.dtype, rows.bytes, values);
+      if (source.offset != 0.0f) {
+        for (float& value : values) value += source.offset;
+      }
       try {
-        quantise(to, values, written);
+        quantise(to, values, place);
       } catch (const std::runtime_error& error) {
         throw std::runtime_error(plan_.model.weights->files().at(stored.file).path().string() + ": tensor " + quote(stored.name) + ": " +
                                  error.what());
       }
-      measure(values, to, written, piece);
+      measure(values, to, place, piece);
     }
-    const std::uint64_t at = layout_.offsets[piece.tensor] + piece.first_row * device::row_bytes(to, columns);
-    file.write_at(at, {reinterpret_cast<const char*>(written.data()), written.size()});
+    file.write_at(layout_.offsets[piece.tensor] + piece.first_row * row_bytes,
+                  {reinterpret_cast<const char*>(written.data()), written.size()});
   }
 
   static void measure(std::span<const float> values, DType dtype, std::span<const std::byte> written, Piece& piece) {
@@ -218,7 +243,7 @@ class Quantiser {
         error_squares += piece.error_squares;
         result.max_error = std::max(result.max_error, piece.max_error);
       }
-      const auto count = static_cast<double>(plan_.tensors[reported_].stored->rows() * plan_.tensors[reported_].stored->columns());
+      const auto count = static_cast<double>(plan_.tensors[reported_].rows() * plan_.tensors[reported_].columns());
       result.rms = std::sqrt(squares / count);
       result.rms_error = std::sqrt(error_squares / count);
       if (report_) report_(result);
@@ -262,8 +287,10 @@ void quantise_model(const QuantiseOptions& options, const std::function<void(con
   FileDescriptor file(with_suffix(options.output, ".partial"), O_RDWR | O_CREAT | O_CLOEXEC);
   if (!file.try_lock()) throw std::runtime_error(file.path().string() + ": another process is writing it");
   try {
-    Quantiser(std::move(plan), report).write(file, options.threads);
+    Quantiser quantiser(std::move(plan), report);
+    quantiser.write_header(file);
     check_same_model(spec, spec_from_gguf(read_gguf(InputFile(file.path()))));
+    quantiser.write_tensors(file, options.threads);
     file.sync();
   } catch (...) {
     std::error_code ignored;

@@ -70,8 +70,8 @@ class Tokenizer {
 /// @throws std::runtime_error that names the file and what it does not support.
 std::unique_ptr<Tokenizer> tokenizer_from_gguf(GgufVocabulary vocabulary);
 
-/// Reads the tokenizer.json of a Hugging Face folder or, where there is none, its tokenizer.model; beside it tokenizer_config.json and
-/// special_tokens_map.json, which may be absent. Of a tokenizer.json:
+/// Reads the tokenizer.json of a Hugging Face folder or, where there is none, its tokenizer.model or its vocab.json and merges.txt; beside
+/// it tokenizer_config.json and special_tokens_map.json, which may be absent. Of a tokenizer.json:
 /// - Which special tokens `add_special` adds: those of a TemplateProcessing post-processor, where there is one that adds any;
 ///   else bos_token and eos_token, as add_bos_token and add_eos_token of tokenizer_config.json say; else none.
 /// - Which tokens are BOS and EOS: bos_token and eos_token of tokenizer_config.json, else of special_tokens_map.json, else none.

@@ -10,6 +10,7 @@
 #include "engine/text/tokenizer_json_rules.h"
 #include "engine/text/tokenizer_parts.h"
 #include "engine/text/unigram.h"
+#include "engine/text/vocab_files.h"
 
 namespace lockstep::text {
 
@@ -169,14 +170,11 @@ std::string read_file(const std::filesystem::path& path) {
   return text;
 }
 
-}  // namespace
-
-std::unique_ptr<Tokenizer> tokenizer_from_json(const std::string& source_name, std::string_view json_text, std::string_view config_text,
-                                               std::string_view special_tokens_map_text) {
+std::unique_ptr<Tokenizer> tokenizer_from_document(const std::string& source_name, const json& document, std::string_view config_text,
+                                                   std::string_view special_tokens_map_text, TokenId (*default_id)(const Ids& ids)) {
   const std::filesystem::path folder = std::filesystem::path(source_name).parent_path();
   const std::string config_name = (folder / "tokenizer_config.json").string();
   const std::string map_name = (folder / "special_tokens_map.json").string();
-  const json document = parse_hostile_json(source_name, json_text);
   const json config = config_text.empty() ? json::object() : parse_hostile_json(config_name, config_text);
   const json special_tokens_map = special_tokens_map_text.empty() ? json::object() : parse_hostile_json(map_name, special_tokens_map_text);
 
@@ -201,8 +199,36 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(const std::string& source_name, s
   parts.prefix = std::move(post_processor.prefix);
   parts.suffix = std::move(post_processor.suffix);
   check_post_processor(root, parts);
-  read_config(JsonPlace(config, config_name), JsonPlace(special_tokens_map, map_name), {}, parts);
+  const TokenId otherwise = default_id == nullptr ? -1 : default_id(ids);
+  read_config(JsonPlace(config, config_name), JsonPlace(special_tokens_map, map_name), {.bos_id = otherwise, .eos_id = otherwise}, parts);
   return make_tokenizer(std::move(parts));
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> tokenizer_from_json(const std::string& source_name, std::string_view json_text, std::string_view config_text,
+                                               std::string_view special_tokens_map_text) {
+  return tokenizer_from_document(source_name, parse_hostile_json(source_name, json_text), config_text, special_tokens_map_text, nullptr);
+}
+
+std::unique_ptr<Tokenizer> tokenizer_from_vocab_files(const VocabFiles& files) {
+  const auto end_of_text = [](const Ids& ids) {
+    const auto found = ids.find(std::string(kEndOfText));
+    return found == ids.end() ? -1 : found->second;
+  };
+  return tokenizer_from_document((files.folder / "vocab.json").string(), tokenizer_json_of(files), files.config, files.special_tokens_map,
+                                 end_of_text);
+}
+
+std::optional<VocabFiles> read_vocab_files(const std::filesystem::path& folder) {
+  if (!std::filesystem::exists(folder / "vocab.json") || !std::filesystem::exists(folder / "merges.txt")) return std::nullopt;
+  const auto read = [&](const char* name) { return std::filesystem::exists(folder / name) ? read_file(folder / name) : std::string(); };
+  return VocabFiles{.folder = folder,
+                    .vocab = read("vocab.json"),
+                    .merges = read("merges.txt"),
+                    .config = read("tokenizer_config.json"),
+                    .special_tokens_map = read("special_tokens_map.json"),
+                    .added_tokens = read("added_tokens.json")};
 }
 
 std::unique_ptr<Tokenizer> tokenizer_from_folder(const std::filesystem::path& folder) {
@@ -218,7 +244,9 @@ std::unique_ptr<Tokenizer> tokenizer_from_folder(const std::filesystem::path& fo
     return tokenizer_from_sentencepiece(model_path.string(), read_file(model_path), read_optional("tokenizer_config.json"),
                                         read_optional("special_tokens_map.json"), read_optional("added_tokens.json"));
   }
-  throw std::runtime_error(folder.string() + ": has neither tokenizer.json nor tokenizer.model; prompts of token ids still work");
+  if (const auto files = read_vocab_files(folder)) return tokenizer_from_vocab_files(*files);
+  throw std::runtime_error(
+      folder.string() + ": has neither tokenizer.json nor tokenizer.model, nor vocab.json and merges.txt; prompts of token ids still work");
 }
 
 }  // namespace lockstep::text

@@ -58,6 +58,7 @@ class GgufMetadata {
       : source_(std::move(source)), values_(std::move(values)) {}
 
   bool contains(std::string_view key) const { return values_.contains(key); }
+  bool is_array(std::string_view key) const;
   const std::map<std::string, GgufValue, std::less<>>& values() const { return values_; }
   const std::string& source() const { return source_; }  // the file, for messages
 

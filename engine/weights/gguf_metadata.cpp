@@ -53,6 +53,11 @@ const GgufValue* GgufMetadata::find(std::string_view key) const {
   return found == values_.end() ? nullptr : &found->second;
 }
 
+bool GgufMetadata::is_array(std::string_view key) const {
+  const GgufValue* found = find(key);
+  return found != nullptr && found->kind == GgufKind::kArray;
+}
+
 std::optional<std::uint64_t> GgufMetadata::unsigned_integer(std::string_view key) const {
   const GgufValue* found = find(key);
   if (found == nullptr) return std::nullopt;

@@ -27,21 +27,18 @@ void convert(std::span<const float> values, device::DType dtype, std::span<std::
   }
 }
 
-std::string stored_name_of(const Family& family, const ModelSpec& spec, const parallel::TensorDecl& decl) {
-  return stored_name(family, spec, decl.stored.name.empty() ? decl.name : decl.stored.name);
-}
-
 class ShardLoader {
  public:
   ShardLoader(const parallel::RankGraph& graph, const ModelSpec& spec, const WeightSource& source)
-      : graph_(graph), spec_(spec), family_(family_of(spec.architecture)), source_(source) {}
+      : graph_(graph), spec_(spec), source_(source) {}
 
   /// Reads from the files what the rows of these pieces are made of, where they are not there as rows. It is kept until the next call.
   void open_packed(const std::vector<WeightPiece>& pieces) {
     packed_.clear();
     for (const WeightPiece& piece : pieces) {
-      const StoredTensor& stored = find(graph_.tensors[piece.tensor]);
-      const MatrixSlice slice{piece.rows.begin, piece.rows.size(), piece.columns.begin, piece.columns.size()};
+      const parallel::TensorDecl& decl = graph_.tensors[piece.tensor];
+      const StoredTensor& stored = find(decl);
+      const MatrixSlice slice{decl.stored.row(piece.rows.begin), piece.rows.size(), piece.columns.begin, piece.columns.size()};
       if (stored.packed && slice.num_rows > 0) packed_.emplace(&piece, source_.open_rows(stored, slice));
     }
   }
@@ -77,7 +74,7 @@ class ShardLoader {
   }
 
  private:
-  const StoredTensor& find(const parallel::TensorDecl& decl) const { return *source_.find(stored_name_of(family_, spec_, decl)); }
+  const StoredTensor& find(const parallel::TensorDecl& decl) const { return *source_.find(decl.file_name()); }
 
   bool is_permuted(const parallel::TensorDecl& decl) const { return spec_.rotary_pairs_interleaved && decl.rotary_rows; }
 
@@ -108,7 +105,7 @@ class ShardLoader {
   void read_stored(const WeightPiece& piece, const StoredTensor& stored, std::size_t first_row, std::size_t num_rows,
                    std::span<std::byte> to) const {
     if (const auto packed = packed_.find(&piece); packed != packed_.end())
-      return packed->second->read(first_row - piece.rows.begin, num_rows, to);
+      return packed->second->read(first_row - graph_.tensors[piece.tensor].stored.row(piece.rows.begin), num_rows, to);
     source_.read_rows(stored, first_row, num_rows, piece.columns.begin, piece.columns.size(), to);
   }
 
@@ -159,7 +156,6 @@ class ShardLoader {
 
   const parallel::RankGraph& graph_;
   const ModelSpec& spec_;
-  const Family& family_;
   const WeightSource& source_;
   std::map<const WeightPiece*, std::unique_ptr<RowReader>> packed_;
 };
@@ -167,17 +163,12 @@ class ShardLoader {
 }  // namespace
 
 void bind_tensors(parallel::Graph& graph, const ModelSpec& spec, const WeightSource& source, std::optional<device::DType> dtype) {
-  const Family& family = family_of(spec.architecture);
   for (parallel::TensorDecl& tensor : graph.tensors) {
-    const std::array<std::size_t, 2> own_shape{tensor.rows, tensor.columns};
-    const bool is_part = !tensor.stored.name.empty();
-    const std::span<const std::size_t> wanted =
-        is_part ? std::span<const std::size_t>(tensor.stored.shape) : std::span(own_shape).subspan(tensor.is_vector() ? 1 : 0);
-    const StoredTensor& stored = source.require(stored_name_of(family, spec, tensor), wanted);
+    const StoredTensor& stored = source.require(tensor.file_name(), tensor.file_shape());
     const bool in_blocks = device::info(stored.dtype).block_quantised();
-    if (is_part && stored.packed) {
+    if (stored.packed && (tensor.stored.transposed || tensor.stored.run != 0)) {
       throw std::runtime_error(spec.source + ": tensor " + stored.name +
-                               " is quantised and holds several projections, or is stored [in, out]; " + "that is not supported");
+                               " is quantised, and holds q, k and v of each head in turn or is stored [in, out]; that is not supported");
     }
     if (in_blocks && tensor.stored.transposed) {
       throw std::runtime_error(spec.source + ": tensor " + stored.name + " is stored as " + std::string(device::info(stored.dtype).name) +

@@ -169,14 +169,45 @@ TEST(GgufConfig, TieAndBiasesFollowFromTheTensors) {
 
 TEST(GgufConfig, RefusesWhatIsNotSupportedByName) {
   EXPECT_THAT(LlamaFile().string("general.architecture", "mamba").error(),
-              HasSubstr("is 'mamba', which is not supported; supported: 'llama'"));
+              AllOf(HasSubstr("is 'mamba', which is not supported; supported: 'bloom', "), HasSubstr("'llama'")));
   EXPECT_THAT(LlamaFile().without("general.architecture").error(), HasSubstr("'general.architecture' is missing"));
+  EXPECT_THAT(LlamaFile().string("llama.rope.scaling.type", "ntk").error(),
+              HasSubstr("'llama.rope.scaling.type' is 'ntk', which is not supported"));
   EXPECT_THAT(LlamaFile().string("llama.rope.scaling.type", "longrope").error(),
-              HasSubstr("'llama.rope.scaling.type' is 'longrope', which is not supported"));
+              HasSubstr("is 'longrope', but the tensor 'rope_factors_short.weight' is missing"));
   EXPECT_NO_THROW(LlamaFile().string("llama.rope.scaling.type", "none").spec());
   EXPECT_THAT(LlamaFile().float32("llama.rope.scale_linear", -4.0f).error(), HasSubstr("'llama.rope.scale_linear' is -4"));
-  EXPECT_THAT(LlamaFile().uint32("llama.expert_count", 8).error(), HasSubstr("'llama.expert_count' is 8"));
+  EXPECT_THAT(LlamaFile().uint32("llama.expert_count", 8).error(), HasSubstr("'llama.expert_used_count' is missing"));
+  EXPECT_THAT(LlamaFile().uint32("llama.expert_count", 8).uint32("llama.expert_used_count", 9).error(),
+              HasSubstr("'llama.expert_used_count' is 9; from 1 to 8 is possible"));
+  EXPECT_THAT(LlamaFile().uint32("llama.expert_count", 5000).error(), HasSubstr("'llama.expert_count' is 5000"));
   EXPECT_THAT(LlamaFile().tensor("rope_freqs.weight").error(), HasSubstr("'rope_freqs.weight'")) << "of another shape";
+}
+
+/// Keys of other architectures would change what is computed.
+TEST(GgufConfig, RefusesConsequentialKeysThatTheArchitectureDoesNotHave) {
+  for (const std::string key : {"attention.scale", "attn_logit_softcapping", "logit_scale", "residual_scale", "rope.freq_base_swa"}) {
+    EXPECT_THAT(LlamaFile().float32("llama." + key, 2.5f).error(),
+                HasSubstr("'llama." + key + "' is 2.5, which is not supported in this architecture"));
+    EXPECT_NO_THROW(LlamaFile().float32("llama." + key, 0.0f).spec()) << "says nothing";
+  }
+  EXPECT_THAT(LlamaFile().float32("llama.rope.scaling.yarn_attn_factor", 0.5f).error(), HasSubstr("is 0.5, which is not supported"));
+  EXPECT_NO_THROW(LlamaFile().float32("llama.rope.scaling.yarn_attn_factor", 1.0f).spec());
+}
+
+TEST(GgufConfig, SlidingLayersAreAListOrAPeriod) {
+  const auto windows = [](LlamaFile file) { return file.uint32("llama.attention.sliding_window", 16).spec().windows; };
+  EXPECT_THAT(windows(LlamaFile()), ElementsAre(16, 16));
+  EXPECT_THAT(windows(LlamaFile().uint32("llama.attention.sliding_window_pattern", 2)), ElementsAre(16, 0));
+  const auto flags = [](std::initializer_list<std::uint8_t> values) {
+    Bytes bytes;
+    bytes.number(7u).number(std::uint64_t{values.size()});
+    for (const std::uint8_t value : values) bytes.number(value);
+    return LlamaFile().set("llama.attention.sliding_window_pattern", 9, bytes.str());
+  };
+  EXPECT_THAT(windows(flags({0, 1})), ElementsAre(0, 16));
+  EXPECT_THAT(error_of([&] { windows(flags({1})); }), HasSubstr("sliding_window_pattern' has 1 entries for 2 layers"));
+  EXPECT_THAT(LlamaFile().uint32("llama.attention.sliding_window", 0).spec().windows, ElementsAre());
 }
 
 TEST(GgufConfig, ReadsRotaryScaling) {
@@ -208,6 +239,17 @@ TEST(GgufConfig, RefusesNumbersOutOfRangeByKeyAndValue) {
   EXPECT_THAT(LlamaFile().float32("llama.attention.layer_norm_rms_epsilon", std::numeric_limits<float>::quiet_NaN()).error(),
               HasSubstr("layer_norm_rms_epsilon' is"));
   EXPECT_THAT(LlamaFile().float32("llama.rope.freq_base", -1.0f).error(), HasSubstr("freq_base' is -1"));
+}
+
+TEST(GgufConfig, RefusesMoreHeadsOrExpertsThanAGraphCanHold) {
+  EXPECT_THAT(LlamaFile()
+                  .uint32("llama.block_count", 4096)
+                  .uint32("llama.attention.head_count", 72)
+                  .uint32("llama.attention.key_length", 8)
+                  .error(),
+              HasSubstr("4096 layers of 72 heads are more than 262144 of these together"));
+  EXPECT_THAT(LlamaFile().uint32("llama.block_count", 1024).uint32("llama.expert_count", 4096).uint32("llama.expert_used_count", 2).error(),
+              HasSubstr("1024 layers of 4096 experts"));
 }
 
 TEST(GgufVocabulary, HoldsWhatTheMetadataSays) {

@@ -110,21 +110,31 @@ TEST(LlamaPlan, ProjectionsOfDifferentTypesBecomeSeparateProductsIntoOneMatrix) 
   EXPECT_EQ(columns, (std::vector<std::size_t>{0, 576 + 192}));
 }
 
+/// What the files call a tensor of this canonical name.
+std::string file_name(const ModelSpec& spec, const std::string& canonical) {
+  for (const parallel::TensorDecl& tensor : family_of(spec.architecture).build(spec).tensors)
+    if (tensor.name == canonical) return tensor.file_name();
+  return "no such tensor";
+}
+
 TEST(Registry, NamesTensorsAsGgufFilesDo) {
-  const Family& family = family_of("llama");
-  ModelSpec spec;
-  EXPECT_EQ(stored_name(family, spec, "lm_head.weight"), "lm_head.weight");
+  ModelSpec spec = example_spec();
+  spec.attention_bias = true;
+  EXPECT_EQ(file_name(spec, "model.layers.1.self_attn.o_proj.weight"), "model.layers.1.self_attn.o_proj.weight");
   spec.naming = NamingScheme::kGguf;
-  EXPECT_EQ(stored_name(family, spec, "model.layers.12.self_attn.o_proj.weight"), "blk.12.attn_output.weight");
-  EXPECT_EQ(stored_name(family, spec, "model.layers.0.self_attn.q_proj.bias"), "blk.0.attn_q.bias");
-  EXPECT_THROW(stored_name(family, spec, "model.layers.x.self_attn.q_proj.weight"), std::runtime_error);
+  EXPECT_EQ(file_name(spec, "model.layers.1.self_attn.o_proj.weight"), "blk.1.attn_output.weight");
+  EXPECT_EQ(file_name(spec, "model.layers.0.self_attn.q_proj.bias"), "blk.0.attn_q.bias");
+  EXPECT_EQ(file_name(spec, "model.norm.weight"), "output_norm.weight");
+  spec.joined_qkv = true;
+  EXPECT_EQ(file_name(spec, "model.layers.0.self_attn.q_proj.bias"), "blk.0.attn_qkv.bias");
 }
 
 TEST(Registry, NamesTensorsOfABareModelWithoutThePrefixOfTheFamily) {
-  ModelSpec spec;
-  spec.bare = true;
-  EXPECT_EQ(stored_name(family_of("gpt2"), spec, "transformer.h.0.ln_1.weight"), "h.0.ln_1.weight");
-  EXPECT_EQ(stored_name(family_of("llama"), spec, "model.norm.weight"), "model.norm.weight");
+  ModelSpec spec = example_spec();
+  spec.absent_prefix = "model.";
+  EXPECT_EQ(file_name(spec, "model.layers.1.input_layernorm.weight"), "layers.1.input_layernorm.weight");
+  spec.tie_word_embeddings = false;
+  EXPECT_EQ(file_name(spec, "lm_head.weight"), "lm_head.weight");
 }
 
 TEST(Registry, AnUnknownArchitectureIsRefusedByName) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/model/open_model.h"
+#include "engine/quantise/hf_vocabulary.h"
 #include "engine/text/tokenizer.h"
 #include "engine/weights/gguf.h"
 #include "engine/weights/safetensors.h"
@@ -252,6 +253,28 @@ TEST(QuantiseModel, TheTokenizerOfTheFileIsThatOfTheFolder) {
     }
     EXPECT_GT(cases, 100u);
   }
+}
+
+TEST(QuantiseModel, VocabularyAndMergesApartSayTheSameAsInATokenizerJson) {
+  const auto document = nlohmann::json::parse(file_bytes(data_path("tokenizers/gpt2/tokenizer.json")));
+  const TemporaryFolder together, apart;
+  together.write("tokenizer.json", document.dump());
+  nlohmann::json vocabulary = document["model"]["vocab"];
+  for (const auto& token : document["added_tokens"]) vocabulary[token["content"].get<std::string>()] = token["id"];
+  std::string merges = "#version: 0.2\n";
+  for (const auto& merge : document["model"]["merges"])
+    merges += merge.is_string() ? merge.get<std::string>() + "\n" : merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+  apart.write("vocab.json", vocabulary.dump());
+  apart.write("merges.txt", merges);
+  ModelSpec spec;
+  spec.vocab_size = vocabulary.size();
+  const auto expected = vocabulary_from_folder(together.path(), spec), found = vocabulary_from_folder(apart.path(), spec);
+  ASSERT_TRUE(expected && found);
+  EXPECT_EQ(found->model, "gpt2");
+  EXPECT_EQ(found->pre, expected->pre);
+  EXPECT_EQ(found->tokens, expected->tokens);
+  EXPECT_EQ(found->types, expected->types);
+  EXPECT_EQ(found->merges, expected->merges);
 }
 
 }  // namespace

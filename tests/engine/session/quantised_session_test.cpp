@@ -19,7 +19,10 @@ using test::SafetensorsBuilder;
 
 constexpr std::size_t kHidden = 128, kInner = 512, kVocabulary = 33, kLayers = 2;
 
-json config(const json& quantisation) {
+/// How q, k and v, and gate and up, are stored.
+enum class Projections { kApart, kJoined };
+
+json config(const json& quantisation, Projections projections) {
   json config = json::parse(
       R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
           "max_position_embeddings": 64, "torch_dtype": "float16"})");
@@ -27,6 +30,7 @@ json config(const json& quantisation) {
   config["intermediate_size"] = kInner;
   config["num_hidden_layers"] = kLayers;
   config["vocab_size"] = kVocabulary;
+  if (projections == Projections::kJoined) config["architectures"] = {"Phi3ForCausalLM"}, config["model_type"] = "phi3";
   if (!quantisation.is_null()) config["quantization_config"] = quantisation;
   return config;
 }
@@ -38,7 +42,8 @@ using AddMatrix = std::function<std::vector<float>(SafetensorsBuilder&, const st
 /// A model whose linear layers `add` writes, beside the same model in F32.
 class TwoFolders {
  public:
-  TwoFolders(const json& quantisation, const AddMatrix& add) {
+  TwoFolders(const json& quantisation, const AddMatrix& add, Projections projections = Projections::kApart) {
+    const bool joined = projections == Projections::kJoined;
     SafetensorsBuilder packed, plain;
     std::uint32_t seed = 1;
     const auto floats = [&](const std::string& name, const std::vector<std::size_t>& shape, float base) {
@@ -58,20 +63,28 @@ class TwoFolders {
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
       const std::string module = "model.layers." + std::to_string(layer) + ".";
       floats(module + "input_layernorm.weight", {kHidden}, 1.0f);
-      matrix(module + "self_attn.q_proj", kHidden, kHidden);
-      matrix(module + "self_attn.k_proj", kHidden / 2, kHidden);
-      matrix(module + "self_attn.v_proj", kHidden / 2, kHidden);
+      if (joined) {
+        matrix(module + "self_attn.qkv_proj", 2 * kHidden, kHidden);
+      } else {
+        matrix(module + "self_attn.q_proj", kHidden, kHidden);
+        matrix(module + "self_attn.k_proj", kHidden / 2, kHidden);
+        matrix(module + "self_attn.v_proj", kHidden / 2, kHidden);
+      }
       matrix(module + "self_attn.o_proj", kHidden, kHidden);
       floats(module + "post_attention_layernorm.weight", {kHidden}, 1.0f);
-      matrix(module + "mlp.gate_proj", kInner, kHidden);
-      matrix(module + "mlp.up_proj", kInner, kHidden);
+      if (joined) {
+        matrix(module + "mlp.gate_up_proj", 2 * kInner, kHidden);
+      } else {
+        matrix(module + "mlp.gate_proj", kInner, kHidden);
+        matrix(module + "mlp.up_proj", kInner, kHidden);
+      }
       matrix(module + "mlp.down_proj", kHidden, kInner);
     }
     floats("model.norm.weight", {kHidden}, 1.0f);
     floats("lm_head.weight", {kVocabulary, kHidden}, 0.0f);
-    packed_.write("config.json", config(quantisation).dump());
+    packed_.write("config.json", config(quantisation, projections).dump());
     packed_.write("model.safetensors", packed.str());
-    plain_.write("config.json", config(nullptr).dump());
+    plain_.write("config.json", config(nullptr, projections).dump());
     plain_.write("model.safetensors", plain.str());
   }
   const fs::path& packed() const { return packed_.path(); }
@@ -129,6 +142,20 @@ TEST(QuantisedSession, AwqIsTheSameModelOnAnyNumberOfRanks) {
         test::add_awq(file, module, matrix);
         return matrix.values();
       }));
+}
+
+TEST(QuantisedSession, ProjectionsInOneTensorAreCutOutOfIt) {
+  const auto add = [](bool awq) -> AddMatrix {
+    return [awq](SafetensorsBuilder& file, const std::string& module, std::size_t rows, std::size_t columns, std::uint32_t seed) {
+      const GroupedMatrix matrix = test::random_grouped(rows, columns, 4, 64, false, !awq, seed);
+      awq ? test::add_awq(file, module, matrix) : test::add_gptq(file, module, matrix);
+      return matrix.values();
+    };
+  };
+  const json gptq{{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 64}, {"sym", false}, {"desc_act", true}};
+  const json awq{{"quant_method", "awq"}, {"bits", 4}, {"group_size", 64}, {"zero_point", true}, {"version", "GEMM"}};
+  expect_same_model(TwoFolders(gptq, add(false), Projections::kJoined));
+  expect_same_model(TwoFolders(awq, add(true), Projections::kJoined));
 }
 
 TEST(QuantisedSession, Float8InBlocksIsTheSameModelOnAnyNumberOfRanks) {
