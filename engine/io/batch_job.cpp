@@ -14,6 +14,7 @@
 #include "engine/io/batch_files.h"
 #include "engine/io/journal.h"
 #include "engine/io/line_reader.h"
+#include "engine/io/request_check.h"
 #include "engine/io/request_json.h"
 #include "engine/io/response.h"
 #include "engine/io/run_record.h"
@@ -230,6 +231,7 @@ class BatchJob {
     try {
       if (line.error) throw *line.error;
       prepared = prepare_request(line.request, key.line_number, prompt_context_);
+      for (const Request& request : prepared.requests) check_request(model_.engine, request);
       return std::nullopt;
     } catch (const RequestError& error) {
       return refused_answer(key, line.custom_id, error);

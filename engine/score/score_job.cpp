@@ -12,6 +12,7 @@
 
 #include "engine/io/file_descriptor.h"
 #include "engine/io/line_reader.h"
+#include "engine/io/request_check.h"
 #include "engine/score/score_request.h"
 
 namespace lockstep::engine {
@@ -117,18 +118,21 @@ class ScoreJob {
     }
   }
 
+  /// Nothing of a line runs if the engine refuses a part of it.
   void submit(std::uint64_t number, Line& line) {
-    line.scores.resize(line.request.windows.size());
-    line.missing = line.scores.size();
-    for (std::size_t i = 0; i < line.scores.size(); ++i) {
-      const ScoreWindow& window = line.request.windows[i];
-      Request request;
-      request.id = next_request_id_++;
-      request.prompt.assign(line.request.tokens.begin() + static_cast<std::ptrdiff_t>(window.begin),
-                            line.request.tokens.begin() + static_cast<std::ptrdiff_t>(window.end));
-      request.first_scored = window.first_scored - window.begin;
-      request.sampling.max_tokens = 0;
-      engine_.submit(std::move(request), [this, number, i](Completion&& completion) { collect(number, i, std::move(completion)); });
+    std::vector<Request> requests;
+    for (const ScoreWindow& window : line.request.windows) requests.push_back(window_request(line.request.tokens, window));
+    try {
+      for (const Request& request : requests) check_request(engine_, request);
+    } catch (const RequestError& error) {
+      line.request.error = error;
+      return;
+    }
+    line.scores.resize(requests.size());
+    line.missing = requests.size();
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      requests[i].id = next_request_id_++;
+      engine_.submit(std::move(requests[i]), [this, number, i](Completion&& completion) { collect(number, i, std::move(completion)); });
     }
   }
 

@@ -199,6 +199,27 @@ TEST_F(ScoreJobTest, ABadLineIsAnErrorRecordAndCostsNothingElse) {
   EXPECT_EQ(result_.failed, 4u);
 }
 
+TEST_F(ScoreJobTest, WhatTheEngineOrTheTokenizerCanNotDoCostsItsLineAlone) {
+  class FailingTokenizer : public FakeTokenizer {
+    std::vector<TokenId> encode(std::string_view text, bool add_special, bool parse_special) const override {
+      if (text.find('#') != std::string_view::npos) throw std::runtime_error("an expression took too many steps");
+      return FakeTokenizer::encode(text, add_special, parse_special);
+    }
+  };
+  const FailingTokenizer tokenizer;
+  FakeEngine engine;
+  engine.limits_.vocab_size = 150;
+  result_ = run_score(options("{\"text\": \"a\"}\n{\"text\": \"\xc3\xa9\"}\n{\"text\": \"#\"}\n{\"text\": \"b\"}\n"), engine, &tokenizer);
+  const std::vector<json> lines = output();
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(result_.failed, 2u);
+  EXPECT_EQ(lines[1]["error"]["code"], "invalid_request");
+  EXPECT_EQ(lines[1]["error"]["message"], "token 198 of the prompt");
+  EXPECT_EQ(lines[2]["error"]["code"], "internal_error");
+  EXPECT_EQ(lines[2]["error"]["message"], "an expression took too many steps");
+  for (const std::size_t good : {0u, 3u}) EXPECT_TRUE(lines[good].contains("loglikelihood"));
+}
+
 TEST_F(ScoreJobTest, EachFaultHasItsName) {
   EXPECT_EQ(code_of(R"({"context": "a"})"), "missing_parameter \"continuation\"");
   EXPECT_EQ(code_of(R"({"continuation": "a"})"), "missing_parameter \"context\"");
