@@ -5,6 +5,7 @@
 #include <limits>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "engine/model/limits.h"
 #include "engine/model/registry.h"
@@ -85,10 +86,23 @@ void read_rope(const GgufFile& file, const Keys& keys, ModelSpec& spec) {
   if (scaling != nullptr && *scaling != "none" && *scaling != "linear" && *scaling != "yarn") {
     metadata.fail(keys("rope.scaling.type"), "is " + quote(*scaling) + ", which is not supported; supported: 'none', 'linear', 'yarn'");
   }
+  // What an attention factor is a factor of, its users do not agree on.
+  for (const auto& [key, neutral] : {std::pair{"attn_factor", 1.0}, {"yarn_attn_factor", 1.0}, {"yarn_log_multiplier", 0.0}}) {
+    const std::string full = keys("rope.scaling.") + key;
+    const double value = metadata.number(full).value_or(neutral);
+    if (value != neutral) metadata.fail(full, "is " + std::to_string(value) + ", which is not supported");
+  }
   if (scaling != nullptr && *scaling == "yarn") {
     spec.rope.scaling = RopeScaling::kYarn;
     spec.rope.original_positions = optional_size(metadata, keys("rope.scaling.original_context_length"), 1, SpecLimits::kPositions)
                                        .value_or(spec.max_position_embeddings);
+    const auto turns = [&](const std::string& key, double absent) {
+      const double value = metadata.number(key).value_or(absent);
+      if (!(value >= 1e-6 && value <= 1e9)) metadata.fail(key, "is " + std::to_string(value) + "; a positive number is needed");
+      return value;
+    };
+    spec.rope.beta_fast = turns(keys("rope.scaling.yarn_beta_fast"), spec.rope.beta_fast);
+    spec.rope.beta_slow = turns(keys("rope.scaling.yarn_beta_slow"), spec.rope.beta_slow);
   } else if (factor != 1.0 && (scaling == nullptr || *scaling == "linear")) {
     spec.rope.scaling = RopeScaling::kLinear;
   }

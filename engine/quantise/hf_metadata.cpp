@@ -6,22 +6,40 @@
 #include <stdexcept>
 
 #include "engine/model/registry.h"
+#include "engine/model/rope.h"
 #include "engine/quantise/hf_vocabulary.h"
 
 namespace lockstep::engine {
 namespace {
 
+constexpr const char* kDivisors = "rope_freqs.weight";
+
+/// What the model has that GGUF metadata do not say; empty: nothing.
+std::string beyond_gguf(const ModelSpec& spec) {
+  const RopeSpec& rope = spec.rope;
+  if (!spec.windows.empty()) return "sliding windows";
+  if (rope.scaling == RopeScaling::kDynamic) return "rotary scaling of the kind 'dynamic'";
+  if (rope.scaling == RopeScaling::kLongrope) return "rotary scaling of the kind 'longrope'";
+  if (rope.scaling != RopeScaling::kYarn) return "";
+  if (!rope.truncate) return "'truncate': false of YaRN";
+  RopeSpec plain = rope;
+  plain.attention_factor.reset();
+  plain.mscale.reset();
+  return rotary_of(plain).factor == rotary_of(rope).factor ? "" : "an attention factor of YaRN of its own (attention_factor, mscale)";
+}
+
 /// As convert scripts name the architectures in GGUF files.
 std::string gguf_architecture(const ModelSpec& spec) {
   const Family& family = family_of(spec.architecture);
   const bool has_names = !family.gguf.empty() && family.keys.norm == device::Norm::Kind::kRms;
-  if (has_names && spec.rope.scaling == RopeScaling::kNone && spec.windows.empty()) return std::string(family.gguf);
+  const std::string beyond = beyond_gguf(spec);
+  if (has_names && beyond.empty()) return std::string(family.gguf);
   std::string supported;
   for (const Family* other : all_families()) {
     if (!other->gguf.empty() && other->keys.norm == device::Norm::Kind::kRms)
       supported += (supported.empty() ? "" : ", ") + std::string(other->gguf);
   }
-  const std::string what = has_names ? " with rotary scaling or sliding windows" : "";
+  const std::string what = has_names ? " with " + beyond : "";
   throw std::runtime_error(spec.source + ": a Hugging Face folder of architecture '" + spec.architecture + "'" + what +
                            " cannot be turned into GGUF; supported: " + supported + " (a GGUF file of it can be quantised)");
 }
@@ -40,6 +58,19 @@ void set_sizes(const ModelSpec& spec, const std::string& architecture, GgufMetad
   metadata.set_float32(key("attention.layer_norm_rms_epsilon"), spec.norm.eps);
   metadata.set_uint32(key("rope.dimension_count"), spec.rope.rotary_dim);
   metadata.set_float32(key("rope.freq_base"), static_cast<float>(spec.rope.theta));
+}
+
+/// Llama 3's scaling is no matter of metadata, but of a tensor.
+void set_rotary_scaling(const RopeSpec& rope, const std::string& architecture, GgufMetadataBuilder& metadata) {
+  const bool is_yarn = rope.scaling == RopeScaling::kYarn;
+  if (!is_yarn && rope.scaling != RopeScaling::kLinear) return;
+  const std::string prefix = architecture + ".rope.scaling.";
+  metadata.set_text(prefix + "type", is_yarn ? "yarn" : "linear");
+  metadata.set_float32(prefix + "factor", static_cast<float>(rope.factor));
+  if (!is_yarn) return;
+  metadata.set_uint32(prefix + "original_context_length", rope.original_positions);
+  metadata.set_float32(prefix + "yarn_beta_fast", static_cast<float>(rope.beta_fast));
+  metadata.set_float32(prefix + "yarn_beta_slow", static_cast<float>(rope.beta_slow));
 }
 
 /// GGUF has three keys for what may end an answer.
@@ -91,6 +122,7 @@ GgufMetadataBuilder metadata_from_folder(const OpenedModel& model) {
   metadata.set_text("general.architecture", architecture);
   metadata.set_text("general.name", std::filesystem::absolute(model.folder / "config.json").parent_path().filename().string());
   set_sizes(spec, architecture, metadata);
+  set_rotary_scaling(spec.rope, architecture, metadata);
   auto vocabulary = vocabulary_from_folder(model.folder, spec);
   set_special_tokens(model, vocabulary ? &*vocabulary : nullptr, metadata);
   if (vocabulary) set_vocabulary(std::move(*vocabulary), metadata);
@@ -112,6 +144,13 @@ std::vector<SourceTensor> tensors_from_folder(const OpenedModel& model) {
     const bool moves = family.gguf_pairs_interleaved && decl.rotary_rows && spec.rope.rotary_dim > 0;
     tensors.push_back({&stored, stored_name(family, in_gguf, decl.name), moves ? spec.head_dim : 0});
   }
+  if (spec.rope.scaling == RopeScaling::kLlama3) {
+    auto made = std::make_shared<StoredTensor>();
+    made->name = kDivisors;
+    made->shape = {spec.rope.rotary_dim / 2};
+    made->format = "config";
+    tensors.push_back({made.get(), kDivisors, 0, made, llama3_divisors(spec.rope)});
+  }
   return tensors;
 }
 
@@ -132,8 +171,7 @@ void check_same_model(const ModelSpec& read, const ModelSpec& written) {
                     read.intermediate_size == written.intermediate_size && read.vocab_size == written.vocab_size &&
                     read.max_position_embeddings == written.max_position_embeddings);
   same("norm", read.norm.kind == written.norm.kind && read.norm.eps == written.norm.eps);
-  same("rotary embedding", static_cast<float>(read.rope.theta) == static_cast<float>(written.rope.theta) &&
-                               read.rope.rotary_dim == written.rope.rotary_dim && read.rope.scaling == written.rope.scaling);
+  same("rotary table (GGUF keeps rope_theta and factors as fp32 numbers)", rotary_of(read.rope) == rotary_of(written.rope));
   same("biases", read.attention_bias == written.attention_bias && read.attention_output_bias == written.attention_output_bias &&
                      read.mlp_bias == written.mlp_bias);
   same("head", read.tie_word_embeddings == written.tie_word_embeddings);

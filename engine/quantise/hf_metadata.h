@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,13 +16,17 @@ struct SourceTensor {
   const StoredTensor* stored = nullptr;
   std::string name;                 // in the GGUF file
   std::size_t rotary_head_dim = 0;  // its rows change places within heads of so many; 0: they stay where they are
+  // A tensor that stands in no file, and its values: `stored` is `made` then.
+  std::shared_ptr<const StoredTensor> made{};
+  std::vector<float> values{};
 };
 
-/// The metadata of a Hugging Face folder as a GGUF file states them: sizes, rotary base, special tokens, vocabulary, chat template.
-/// @throws std::runtime_error for an architecture, a number of EOS ids or a tokenizer that cannot be stated that way.
+/// The metadata of a Hugging Face folder as a GGUF file states them: sizes, rotary base and scaling, special tokens, vocabulary, chat
+/// template.
+/// @throws std::runtime_error for an architecture, a rotary scaling, a number of EOS ids or a tokenizer that cannot be stated that way.
 GgufMetadataBuilder metadata_from_folder(const OpenedModel& model);
 
-/// The tensors that the model's graph reads, under their GGUF names.
+/// The tensors that the model's graph reads, under their GGUF names, and what GGUF states as a tensor: the divisors of rotary frequencies.
 /// @throws std::runtime_error that names what is missing or misshapen.
 std::vector<SourceTensor> tensors_from_folder(const OpenedModel& model);
 

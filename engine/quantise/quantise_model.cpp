@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <stdexcept>
@@ -173,7 +174,11 @@ class Quantiser {
     const DType to = plan_.results[piece.tensor].to;
     const std::size_t columns = stored.columns();
     std::vector<std::byte> bytes(piece.num_rows * device::row_bytes(stored.dtype, columns));
-    plan_.model.weights->read_rows(stored, piece.first_row, piece.num_rows, 0, columns, bytes);
+    if (source.made) {
+      std::memcpy(bytes.data(), source.values.data(), bytes.size());
+    } else {
+      plan_.model.weights->read_rows(stored, piece.first_row, piece.num_rows, 0, columns, bytes);
+    }
     if (source.rotary_head_dim > 0) order_rotary_rows(plan_.model.spec, source, piece.num_rows, bytes);
     std::vector<std::byte> written;
     if (stored.dtype == to) {
@@ -248,9 +253,7 @@ void check_output(const QuantiseOptions& options) {
   if (!options.overwrite) throw std::runtime_error(path + ": it is there already; --overwrite replaces it");
 }
 
-}  // namespace
-
-void quantise_model(const QuantiseOptions& options, const std::function<void(const QuantisedTensor&)>& report) {
+Plan checked_plan(const QuantiseOptions& options) {
   check_output(options);
   Plan plan = make_plan(options);
   for (const InputFile& file : plan.model.weights->files()) {
@@ -258,6 +261,15 @@ void quantise_model(const QuantiseOptions& options, const std::function<void(con
     if (fs::equivalent(file.path(), options.output, ignored))
       throw std::runtime_error(options.output.string() + ": the model is read from it");
   }
+  return plan;
+}
+
+}  // namespace
+
+void check_quantisation(const QuantiseOptions& options) { checked_plan(options); }
+
+void quantise_model(const QuantiseOptions& options, const std::function<void(const QuantisedTensor&)>& report) {
+  Plan plan = checked_plan(options);
   const ModelSpec spec = plan.model.spec;
   FileDescriptor file(with_suffix(options.output, ".partial"), O_RDWR | O_CREAT | O_CLOEXEC);
   if (!file.try_lock()) throw std::runtime_error(file.path().string() + ": another process is writing it");

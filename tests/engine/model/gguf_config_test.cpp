@@ -175,6 +175,10 @@ TEST(GgufConfig, RefusesWhatIsNotSupportedByName) {
               HasSubstr("'llama.rope.scaling.type' is 'longrope', which is not supported"));
   EXPECT_NO_THROW(LlamaFile().string("llama.rope.scaling.type", "none").spec());
   EXPECT_THAT(LlamaFile().float32("llama.rope.scale_linear", -4.0f).error(), HasSubstr("'llama.rope.scale_linear' is -4"));
+  EXPECT_THAT(LlamaFile().float32("llama.rope.scaling.attn_factor", 2.0f).error(), HasSubstr("'llama.rope.scaling.attn_factor' is 2"));
+  EXPECT_NO_THROW(LlamaFile().float32("llama.rope.scaling.attn_factor", 1.0f).spec());
+  EXPECT_THAT(LlamaFile().string("llama.rope.scaling.type", "yarn").float32("llama.rope.scaling.yarn_beta_fast", 0.0f).error(),
+              HasSubstr("'llama.rope.scaling.yarn_beta_fast' is 0"));
   EXPECT_THAT(LlamaFile().uint32("llama.expert_count", 8).error(), HasSubstr("'llama.expert_count' is 8"));
   EXPECT_THAT(LlamaFile().tensor("rope_freqs.weight").error(), HasSubstr("'rope_freqs.weight'")) << "of another shape";
 }
