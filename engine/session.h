@@ -22,9 +22,9 @@ namespace lockstep::engine {
 /// How a model is to be run; every rank gives the same.
 struct SessionOptions {
   std::filesystem::path model;
-  std::optional<device::DType> dtype;     // F32, F16 or BF16: what all matrices are converted to; absent: as stored
+  std::optional<device::DType> dtype;            // F32, F16 or BF16: what all matrices are converted to; absent: as stored
   std::optional<device::Activation> activation;  // of products with block-quantised weights: kFloat32 or kInt8Blocks; absent: the device's
-  std::optional<device::DType> kv_dtype;  // absent: dtype; without it BF16 for BF16 weights, else F16
+  std::optional<device::DType> kv_dtype;         // absent: dtype; without it BF16 for BF16 weights, else F16
   device::KvQuantisation kv_quantised = device::KvQuantisation::kNone;  // in place of kv_dtype: 8 bits
   std::optional<std::uint64_t> kv_cache_bytes;  // budget of one rank; absent: of a device with memory of its own, what is free then
   double memory_utilization = 0.9;              // share of that free memory which is used

@@ -243,9 +243,9 @@ void add_other_options(OptionTable& table) {
   table.section("", {Subcommand::kBench});
   table.add("debug-one-leaf", toggle(&C::debug_one_leaf), "",
             "for measurements, one rank: products without leaves, which gives other answers");
-  table.section("Score", {Subcommand::kScore});
+  table.section("Perplexity", {Subcommand::kScore, Subcommand::kQuantize});
   table.add("perplexity", text(&C::perplexity_file), "FILE",
-            "measure how well the model predicts this text, instead of answering requests");
+            "score: measure how well the model predicts this text, instead of answering requests; quantize: before and after");
   table.add("window", integer(&C::window, 0, kMaxInt32), "N", "with --perplexity: tokens that are run together (0: the context's length)");
   table.add("stride", integer(&C::stride, 0, kMaxInt32), "N", "with --perplexity: tokens from window to window (0: half the window)");
   table.add("bare-text", toggle(&C::bare_text), "", "put no BOS in front of texts, though the tokenizer's rules do");
@@ -322,15 +322,19 @@ void check_batch(const RunConfig& config) {
   }
 }
 
-void check_score(const RunConfig& config) {
-  const bool has_files = !config.input_file.empty() || !config.output_file.empty();
-  if (config.perplexity_file.empty() && !has_files) throw UsageError("score: give --perplexity, or --input-file and --output-file");
-  if (!config.perplexity_file.empty() && has_files) throw UsageError("--perplexity and --input-file contradict each other: one at a time");
+void check_windows(const RunConfig& config) {
   if (config.perplexity_file.empty() && (config.window != 0 || config.stride != 0))
     throw UsageError("--window and --stride need --perplexity");
   if (config.window == 1) throw UsageError("--window 1: a window of one token scores nothing");
   if (config.window != 0 && config.stride > config.window)
     throw UsageError(fmt::format("--stride {} leaves tokens out between windows of {}", config.stride, config.window));
+}
+
+void check_score(const RunConfig& config) {
+  const bool has_files = !config.input_file.empty() || !config.output_file.empty();
+  if (config.perplexity_file.empty() && !has_files) throw UsageError("score: give --perplexity, or --input-file and --output-file");
+  if (!config.perplexity_file.empty() && has_files) throw UsageError("--perplexity and --input-file contradict each other: one at a time");
+  check_windows(config);
   if (!has_files) return;
   if (config.input_file.empty()) throw UsageError("--input-file is missing: the requests, one JSON object a line");
   if (config.output_file.empty()) throw UsageError("--output-file is missing: where the answers go");
@@ -431,6 +435,7 @@ void check_consistency(const RunConfig& config) {
   if (config.subcommand == Subcommand::kBatch) check_batch(config);
   if (config.subcommand == Subcommand::kGenerate) check_generate(config);
   if (config.subcommand == Subcommand::kScore) check_score(config);
+  if (config.subcommand == Subcommand::kQuantize) check_windows(config);
   if (config.bench == BenchKind::kComm && config.tensor_parallel_size_given && config.tensor_parallel_size == 1)
     throw UsageError("bench comm needs two ranks or more: --tensor-parallel-size");
   if (config.subcommand == Subcommand::kInspect && config.rank >= config.tensor_parallel_size) {

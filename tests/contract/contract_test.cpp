@@ -1,6 +1,7 @@
 // The numeric contract, by equality of bytes: whole output files and dumped logits do not depend on ranks, threads, the number of sequences
-// computed together, prefill chunks, instruction set, preemption, prefix caching, or a stop in the middle and a resume, also on fewer ranks.
-// pairwise.csv holds rows in which each pair of values occurs; LOCKSTEP_CONTRACT=full runs the whole product instead (scripts/contract.sh).
+// computed together, prefill chunks, instruction set, preemption, prefix caching, or a stop in the middle and a resume, also on fewer
+// ranks. pairwise.csv holds rows in which each pair of values occurs; LOCKSTEP_CONTRACT=full runs the whole product instead
+// (scripts/contract.sh).
 
 #include <algorithm>
 #include <atomic>
