@@ -185,14 +185,14 @@ void add_batch_options(OptionTable& table) {
   table.add("output-file", text(&C::output_file), "FILE", "answers; absent until the job is complete", "o");
   table.add("overwrite", toggle(&C::overwrite), "", "replace the output of an earlier run");
   table.options.back().used_by.push_back(Subcommand::kQuantize);
+  table.add("resume", toggle(&C::resume), "", "go on where an earlier run stopped");
+  table.add("restarts", integer(&C::restarts, 0, 1000), "N", "start a failed job again, with --resume, up to N times");
   table.add("allow-errors", toggle(&C::allow_errors), "", "exit with 0 although some lines could not be answered");
   table.section("Batch", {Subcommand::kBatch});
   table.add("error-file", text(&C::error_file), "FILE", "puts lines without a 200 answer here instead");
   table.add("output-order", choice(&C::output_order, {"input", "completion"}), "ORDER", "input or completion");
   table.add("served-model-name", text(&C::served_model_name), "NAME", "refuse requests whose model is not this one");
-  table.add("resume", toggle(&C::resume), "", "go on where an earlier run stopped");
   table.add("retry-errors", toggle(&C::retry_errors), "", "with --resume: run lines again that were refused");
-  table.add("restarts", integer(&C::restarts, 0, 1000), "N", "start a failed job again, with --resume, up to N times");
 }
 
 void add_generate_options(OptionTable& table) {
@@ -307,7 +307,7 @@ bool same_file(const std::string& a, const std::string& b) {
   return std::filesystem::equivalent(a, b, error);
 }
 
-void check_batch(const RunConfig& config) {
+void check_job(const RunConfig& config) {
   if (config.input_file.empty()) throw UsageError("--input-file is missing: the requests, one JSON object a line");
   if (config.output_file.empty()) throw UsageError("--output-file is missing: where the answers go");
   if (config.resume && config.overwrite) throw UsageError("--resume and --overwrite contradict each other");
@@ -335,9 +335,8 @@ void check_score(const RunConfig& config) {
   if (config.perplexity_file.empty() && !has_files) throw UsageError("score: give --perplexity, or --input-file and --output-file");
   if (!config.perplexity_file.empty() && has_files) throw UsageError("--perplexity and --input-file contradict each other: one at a time");
   check_windows(config);
-  if (!has_files) return;
-  if (config.input_file.empty()) throw UsageError("--input-file is missing: the requests, one JSON object a line");
-  if (config.output_file.empty()) throw UsageError("--output-file is missing: where the answers go");
+  if (has_files) return check_job(config);
+  if (config.resume || config.restarts > 0) throw UsageError("--resume and --restarts are for --input-file, not for --perplexity");
 }
 
 void check_generate(const RunConfig& config) {
@@ -432,7 +431,7 @@ void check_consistency(const RunConfig& config) {
   if (config.comm == "self" && config.tensor_parallel_size > 1) {
     throw UsageError(fmt::format("--comm self is for one rank, but --tensor-parallel-size is {}", config.tensor_parallel_size));
   }
-  if (config.subcommand == Subcommand::kBatch) check_batch(config);
+  if (config.subcommand == Subcommand::kBatch) check_job(config);
   if (config.subcommand == Subcommand::kGenerate) check_generate(config);
   if (config.subcommand == Subcommand::kScore) check_score(config);
   if (config.subcommand == Subcommand::kQuantize) check_windows(config);

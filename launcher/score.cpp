@@ -11,9 +11,7 @@ namespace {
 
 engine::ScoreOptions score_options(const RunConfig& config) {
   engine::ScoreOptions options;
-  options.input_file = config.input_file;
-  options.output_file = config.output_file;
-  options.overwrite = config.overwrite;
+  set_job_options(config, options);
   options.add_special = !config.bare_text;
   options.max_in_flight = std::max<std::size_t>(4 * static_cast<std::size_t>(config.max_num_seqs), 64);
   return options;
@@ -46,10 +44,10 @@ int measure(const Job& job) {
 }  // namespace
 
 void check_files(const RunConfig& config) {
-  if (config.subcommand == Subcommand::kBatch) engine::check_batch_files(batch_options(config));
+  if (config.subcommand == Subcommand::kBatch) engine::check_job_files(batch_options(config));
   if (config.subcommand != Subcommand::kScore) return;
   if (config.perplexity_file.empty()) {
-    engine::check_score_files(score_options(config));
+    engine::check_job_files(score_options(config));
   } else {
     read_perplexity_text(config);
   }
@@ -63,10 +61,15 @@ int run_score_job(const Job& job) {
             job.control.set_progress({.done = done, .total = 0, .prompt_tokens = prompt_tokens, .generated_tokens = 0});
           },
       .stop = &job.control.stop_requested()};
-  const engine::ScoreResult result =
-      engine::run_score(score_options(job.config), job.session.engine(), job.session.tokenizer_or_null(), hooks);
-  if (result.interrupted) return 128 + job.control.stop_signal();
-  job.log.info("{} answers, {} lines with an error", result.answered, result.failed);
+  engine::ScoreOptions options = score_options(job.config);
+  set_model_settings(job, options);
+  const engine::ScoreResult result = engine::run_score(options, job.session.engine(), job.session.tokenizer_or_null(), hooks);
+  if (result.interrupted) {
+    job.log.info("stopped: {} lines are done; --resume continues", result.answered + result.failed);
+    return 128 + job.control.stop_signal();
+  }
+  job.log.info("{} answers, {} lines with an error{}", result.answered, result.failed,
+               result.resumed > 0 ? fmt::format(" ({} from an earlier run)", result.resumed) : "");
   return result.failed > 0 && !job.config.allow_errors ? 3 : 0;
 }
 

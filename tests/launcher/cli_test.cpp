@@ -293,7 +293,10 @@ TEST(CommandLine, ScoreMeasuresATextOrAnswersRequests) {
   EXPECT_THAT(score({"-i", "i", "-o", "o", "--window", "9"}), HasSubstr("need --perplexity"));
   EXPECT_THAT(score({"--perplexity", "t", "--window", "1"}), HasSubstr("scores nothing"));
   EXPECT_THAT(score({"--perplexity", "t", "--window", "8", "--stride", "9"}), HasSubstr("leaves tokens out"));
-  EXPECT_THAT(score({"--perplexity", "t", "--resume"}), HasSubstr("--resume is not for lockstep score"));
+  EXPECT_EQ(score({"-i", "i", "-o", "o", "--resume", "--restarts", "2"}), "(accepted)");
+  EXPECT_THAT(score({"-i", "i", "-o", "o", "--resume", "--overwrite"}), HasSubstr("contradict each other"));
+  EXPECT_THAT(score({"--perplexity", "t", "--resume"}), HasSubstr("--resume and --restarts are for --input-file"));
+  EXPECT_THAT(score({"-i", "i", "-o", "o", "--retry-errors"}), HasSubstr("--retry-errors is not for lockstep score"));
 }
 
 TEST(CommandLine, BenchCommNeedsNoModel) {

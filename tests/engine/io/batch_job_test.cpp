@@ -321,7 +321,7 @@ TEST_F(BatchJobTest, PathsThatCollideAreRefused) {
 
 TEST_F(BatchJobTest, ASecondJobOnTheSameOutputIsRefused) {
   input(kFive);
-  const Journal other(partial());
+  const Journal other(partial(), read_batch_answer);
   expect_usage_error("another job is writing this output");
 }
 
