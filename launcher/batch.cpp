@@ -10,20 +10,31 @@
 
 namespace lockstep::launcher {
 
-engine::BatchOptions batch_options(const RunConfig& config) {
-  engine::BatchOptions options;
+void set_job_options(const RunConfig& config, engine::JobOptions& options) {
   options.input_file = config.input_file;
   options.output_file = config.output_file;
+  options.resume = config.resume;
+  options.overwrite = config.overwrite;
+  options.settings = {{"dtype", config.dtype}, {"activation-dtype", config.activation_dtype}, {"reduction", config.reduction}};
+  options.numerics_version = engine::kNumericsVersion;
+}
+
+void set_model_settings(const Job& job, engine::JobOptions& options) {
+  options.model_hash = job.session.model().model_hash;
+  options.settings["device"] = job.numerics;
+  options.settings["kv-cache-dtype"] = job.session.kv_type();
+  options.settings["max-model-len"] = std::to_string(job.session.engine().limits().max_model_len);
+}
+
+engine::BatchOptions batch_options(const RunConfig& config) {
+  engine::BatchOptions options;
+  set_job_options(config, options);
   if (!config.error_file.empty()) options.error_file = config.error_file;
   options.output_order = config.output_order == "completion" ? engine::OutputOrder::kCompletion : engine::OutputOrder::kInput;
-  options.resume = config.resume;
   options.retry_errors = config.retry_errors;
-  options.overwrite = config.overwrite;
   options.seed = config.seed;
   if (!config.served_model_name.empty()) options.served_model_name = config.served_model_name;
   options.max_in_flight = 2 * static_cast<std::size_t>(config.max_num_seqs);
-  options.settings = {{"dtype", config.dtype}, {"activation-dtype", config.activation_dtype}, {"reduction", config.reduction}};
-  options.numerics_version = engine::kNumericsVersion;
   return options;
 }
 
@@ -36,10 +47,7 @@ void print(std::string_view text) {
 int run_batch_job(const Job& job) {
   const engine::OpenedModel& opened = job.session.model();
   engine::BatchOptions options = batch_options(job.config);
-  options.model_hash = opened.model_hash;
-  options.settings["device"] = job.numerics;
-  options.settings["kv-cache-dtype"] = job.session.kv_type();
-  options.settings["max-model-len"] = std::to_string(job.session.engine().limits().max_model_len);
+  set_model_settings(job, options);
 
   engine::BatchModel model{.engine = job.session.engine(),
                            .tokenizer = job.session.tokenizer(),

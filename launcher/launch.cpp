@@ -72,6 +72,8 @@ int launch(const RunConfig& config, const std::string& program, std::span<const 
   const char* mpirun = environment("LOCKSTEP_MPIRUN");
   std::vector<std::string> ranks_run = {program};
   ranks_run.insert(ranks_run.end(), arguments.begin(), arguments.end());
+  const bool resumable =
+      config.subcommand == Subcommand::kBatch || (config.subcommand == Subcommand::kScore && config.perplexity_file.empty());
   for (std::int64_t attempt = 0;; ++attempt) {
     const PrivateFolder folder;
     SupervisorOptions options;
@@ -85,7 +87,7 @@ int launch(const RunConfig& config, const std::string& program, std::span<const 
     options.socket_path = folder.path() + "/control";
     options.collective_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.collective_timeout * 1000.0));
     const int exit_code = supervise(options, terminal, log);
-    if (exit_code != 1 || attempt >= config.restarts || config.subcommand != Subcommand::kBatch) return exit_code;
+    if (exit_code != 1 || attempt >= config.restarts || !resumable) return exit_code;
     log.warn("starting again where it stopped, try {} of {}", attempt + 1, config.restarts);
     const std::vector<std::string> resuming = resuming_arguments(arguments);
     ranks_run.assign(1, program);

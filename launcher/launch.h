@@ -25,7 +25,7 @@ RankEnvironment rank_environment(const Environment& environment);
 bool must_launch(const RunConfig& config, const RankEnvironment& ranks);
 
 /// Starts `program arguments...` as config.tensor_parallel_size ranks under mpirun (LOCKSTEP_MPIRUN, or the one in PATH) and watches them
-/// to the end. A batch that fails is started again, with --resume, up to config.restarts times. Returns the exit code. To be called while
+/// to the end. A job that fails is started again, with --resume, up to config.restarts times. Returns the exit code. To be called while
 /// the process has one thread.
 int launch(const RunConfig& config, const std::string& program, std::span<const std::string> arguments, const Environment& environment,
            Terminal& terminal, spdlog::logger& log);

@@ -186,14 +186,14 @@ void add_batch_options(OptionTable& table) {
   table.add("output-file", text(&C::output_file), "FILE", "answers; absent until the job is complete", "o");
   table.add("overwrite", toggle(&C::overwrite), "", "replace the output of an earlier run");
   table.options.back().used_by.push_back(Subcommand::kQuantize);
+  table.add("resume", toggle(&C::resume), "", "go on where an earlier run stopped");
+  table.add("restarts", integer(&C::restarts, 0, 1000), "N", "start a failed job again, with --resume, up to N times");
   table.add("allow-errors", toggle(&C::allow_errors), "", "exit with 0 although some lines could not be answered");
   table.section("Batch", {Subcommand::kBatch});
   table.add("error-file", text(&C::error_file), "FILE", "puts lines without a 200 answer here instead");
   table.add("output-order", choice(&C::output_order, {"input", "completion"}), "ORDER", "input or completion");
   table.add("served-model-name", text(&C::served_model_name), "NAME", "refuse requests whose model is not this one");
-  table.add("resume", toggle(&C::resume), "", "go on where an earlier run stopped");
   table.add("retry-errors", toggle(&C::retry_errors), "", "with --resume: run lines again that were refused");
-  table.add("restarts", integer(&C::restarts, 0, 1000), "N", "start a failed job again, with --resume, up to N times");
 }
 
 void add_generate_options(OptionTable& table) {
@@ -244,9 +244,9 @@ void add_other_options(OptionTable& table) {
   table.section("", {Subcommand::kBench});
   table.add("debug-one-leaf", toggle(&C::debug_one_leaf), "",
             "for measurements, one rank: products without leaves, which gives other answers");
-  table.section("Score", {Subcommand::kScore});
+  table.section("Perplexity", {Subcommand::kScore, Subcommand::kQuantize});
   table.add("perplexity", text(&C::perplexity_file), "FILE",
-            "measure how well the model predicts this text, instead of answering requests");
+            "score: measure how well the model predicts this text, instead of answering requests; quantize: before and after");
   table.add("window", integer(&C::window, 0, kMaxInt32), "N", "with --perplexity: tokens that are run together (0: the context's length)");
   table.add("stride", integer(&C::stride, 0, kMaxInt32), "N", "with --perplexity: tokens from window to window (0: half the window)");
   table.add("bare-text", toggle(&C::bare_text), "", "put no BOS in front of texts, though the tokenizer's rules do");
@@ -308,7 +308,7 @@ bool same_file(const std::string& a, const std::string& b) {
   return std::filesystem::equivalent(a, b, error);
 }
 
-void check_batch(const RunConfig& config) {
+void check_job(const RunConfig& config) {
   if (config.input_file.empty()) throw UsageError("--input-file is missing: the requests, one JSON object a line");
   if (config.output_file.empty()) throw UsageError("--output-file is missing: where the answers go");
   if (config.resume && config.overwrite) throw UsageError("--resume and --overwrite contradict each other");
@@ -323,18 +323,21 @@ void check_batch(const RunConfig& config) {
   }
 }
 
-void check_score(const RunConfig& config) {
-  const bool has_files = !config.input_file.empty() || !config.output_file.empty();
-  if (config.perplexity_file.empty() && !has_files) throw UsageError("score: give --perplexity, or --input-file and --output-file");
-  if (!config.perplexity_file.empty() && has_files) throw UsageError("--perplexity and --input-file contradict each other: one at a time");
+void check_windows(const RunConfig& config) {
   if (config.perplexity_file.empty() && (config.window != 0 || config.stride != 0))
     throw UsageError("--window and --stride need --perplexity");
   if (config.window == 1) throw UsageError("--window 1: a window of one token scores nothing");
   if (config.window != 0 && config.stride > config.window)
     throw UsageError(fmt::format("--stride {} leaves tokens out between windows of {}", config.stride, config.window));
-  if (!has_files) return;
-  if (config.input_file.empty()) throw UsageError("--input-file is missing: the requests, one JSON object a line");
-  if (config.output_file.empty()) throw UsageError("--output-file is missing: where the answers go");
+}
+
+void check_score(const RunConfig& config) {
+  const bool has_files = !config.input_file.empty() || !config.output_file.empty();
+  if (config.perplexity_file.empty() && !has_files) throw UsageError("score: give --perplexity, or --input-file and --output-file");
+  if (!config.perplexity_file.empty() && has_files) throw UsageError("--perplexity and --input-file contradict each other: one at a time");
+  check_windows(config);
+  if (has_files) return check_job(config);
+  if (config.resume || config.restarts > 0) throw UsageError("--resume and --restarts are for --input-file, not for --perplexity");
 }
 
 void check_generate(const RunConfig& config) {
@@ -429,9 +432,10 @@ void check_consistency(const RunConfig& config) {
   if (config.comm == "self" && config.tensor_parallel_size > 1) {
     throw UsageError(fmt::format("--comm self is for one rank, but --tensor-parallel-size is {}", config.tensor_parallel_size));
   }
-  if (config.subcommand == Subcommand::kBatch) check_batch(config);
+  if (config.subcommand == Subcommand::kBatch) check_job(config);
   if (config.subcommand == Subcommand::kGenerate) check_generate(config);
   if (config.subcommand == Subcommand::kScore) check_score(config);
+  if (config.subcommand == Subcommand::kQuantize) check_windows(config);
   if (config.bench == BenchKind::kComm && config.tensor_parallel_size_given && config.tensor_parallel_size == 1)
     throw UsageError("bench comm needs two ranks or more: --tensor-parallel-size");
   if (config.subcommand == Subcommand::kInspect && config.rank >= config.tensor_parallel_size) {

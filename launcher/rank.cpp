@@ -44,15 +44,6 @@ struct RankContext {
   std::vector<int> processors;  // that this rank might run on before it was bound
 };
 
-device::Isa instruction_set(const RunConfig& config) {
-  if (config.instruction_set.empty()) return device::supported_isas().back();
-  try {
-    return device::isa_from_name(config.instruction_set);
-  } catch (const std::runtime_error& error) {
-    throw UsageError(fmt::format("LOCKSTEP_ISA: {}", error.what()));
-  }
-}
-
 std::chrono::milliseconds deadline_of(const RunConfig& config) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(config.collective_timeout * 1000.0));
 }

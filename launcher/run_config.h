@@ -51,13 +51,13 @@ struct RunConfig {
   std::string input_file;
   std::string output_file;
   bool overwrite = false;
+  bool resume = false;
   bool allow_errors = false;
 
   // batch
   std::string error_file;
   std::string output_order = "input";  // "input", "completion"
   std::string served_model_name;
-  bool resume = false;
   bool retry_errors = false;
 
   // generate

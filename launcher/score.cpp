@@ -1,49 +1,27 @@
 #include <algorithm>
-#include <fstream>
-#include <iterator>
-#include <stdexcept>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "engine/score/perplexity.h"
-#include "engine/score/token_pair.h"
+#include "launcher/perplexity.h"
 #include "launcher/subcommands.h"
 
 namespace lockstep::launcher {
 namespace {
 
-using engine::UsageError;
-
 engine::ScoreOptions score_options(const RunConfig& config) {
   engine::ScoreOptions options;
-  options.input_file = config.input_file;
-  options.output_file = config.output_file;
-  options.overwrite = config.overwrite;
+  set_job_options(config, options);
   options.add_special = !config.bare_text;
   options.max_in_flight = std::max<std::size_t>(4 * static_cast<std::size_t>(config.max_num_seqs), 64);
   return options;
 }
 
-std::ifstream open_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file || std::filesystem::is_directory(path)) throw UsageError(fmt::format("--perplexity {}: the file can not be opened", path));
-  return file;
-}
-
 int measure(const Job& job) {
   const RunConfig& config = job.config;
-  std::ifstream file = open_text(config.perplexity_file);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (file.bad()) throw std::runtime_error(fmt::format("{}: the file can not be read", config.perplexity_file));
-  const std::vector<std::int32_t> tokens = engine::encode_open(job.session.tokenizer(), text, !config.bare_text);
-  if (tokens.size() < 2) throw UsageError(fmt::format("--perplexity {}: the text has {} tokens", config.perplexity_file, tokens.size()));
-  const std::size_t most = job.session.engine().limits().max_model_len;
-  if (static_cast<std::size_t>(config.window) > most)
-    throw UsageError(fmt::format("--window {}: the context has room for {} tokens", config.window, most));
-  engine::PerplexityOptions options;
-  options.window = static_cast<std::size_t>(config.window);
-  options.stride = static_cast<std::size_t>(config.stride);
+  const std::string text = read_perplexity_text(config);
+  const std::vector<engine::TokenId> tokens = perplexity_tokens(config, job.session.tokenizer(), text);
+  engine::PerplexityOptions options = perplexity_options(config, job.session.engine());
   options.stop = &job.control.stop_requested();
   options.progress = [&](std::size_t done, std::size_t total) {
     job.control.set_progress(
@@ -58,9 +36,7 @@ int measure(const Job& job) {
         {"windows", result.num_windows},      {"window", result.window},       {"stride", result.stride}};
     print(json.dump() + "\n");
   } else {
-    print(fmt::format("perplexity {:.6f} ({:.6f} nats a token; {} of {} tokens scored in {} window{} of {}, stride {})\n",
-                      result.perplexity(), result.mean_nll(), result.num_scored, result.num_tokens, result.num_windows,
-                      result.num_windows == 1 ? "" : "s", result.window, result.stride));
+    print(fmt::format("perplexity {:.6f} ({:.6f} nats a token; {})\n", result.perplexity(), result.mean_nll(), describe_windows(result)));
   }
   return 0;
 }
@@ -68,12 +44,12 @@ int measure(const Job& job) {
 }  // namespace
 
 void check_files(const RunConfig& config) {
-  if (config.subcommand == Subcommand::kBatch) engine::check_batch_files(batch_options(config));
+  if (config.subcommand == Subcommand::kBatch) engine::check_job_files(batch_options(config));
   if (config.subcommand != Subcommand::kScore) return;
   if (config.perplexity_file.empty()) {
-    engine::check_score_files(score_options(config));
+    engine::check_job_files(score_options(config));
   } else {
-    open_text(config.perplexity_file);
+    read_perplexity_text(config);
   }
 }
 
@@ -85,10 +61,15 @@ int run_score_job(const Job& job) {
             job.control.set_progress({.done = done, .total = 0, .prompt_tokens = prompt_tokens, .generated_tokens = 0});
           },
       .stop = &job.control.stop_requested()};
-  const engine::ScoreResult result =
-      engine::run_score(score_options(job.config), job.session.engine(), job.session.tokenizer_or_null(), hooks);
-  if (result.interrupted) return 128 + job.control.stop_signal();
-  job.log.info("{} answers, {} lines with an error", result.answered, result.failed);
+  engine::ScoreOptions options = score_options(job.config);
+  set_model_settings(job, options);
+  const engine::ScoreResult result = engine::run_score(options, job.session.engine(), job.session.tokenizer_or_null(), hooks);
+  if (result.interrupted) {
+    job.log.info("stopped: {} lines are done; --resume continues", result.answered + result.failed);
+    return 128 + job.control.stop_signal();
+  }
+  job.log.info("{} answers, {} lines with an error{}", result.answered, result.failed,
+               result.resumed > 0 ? fmt::format(" ({} from an earlier run)", result.resumed) : "");
   return result.failed > 0 && !job.config.allow_errors ? 3 : 0;
 }
 

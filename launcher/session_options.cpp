@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <fstream>
+#include <stdexcept>
 #include <string>
+
+#include "engine/io/usage_error.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -23,6 +26,15 @@ std::uint64_t available_memory() {
 
 std::optional<device::DType> weight_dtype(const RunConfig& config) {
   return config.dtype == "auto" ? std::nullopt : device::dtype_from_name(config.dtype);
+}
+
+device::Isa instruction_set(const RunConfig& config) {
+  if (config.instruction_set.empty()) return device::supported_isas().back();
+  try {
+    return device::isa_from_name(config.instruction_set);
+  } catch (const std::runtime_error& error) {
+    throw engine::UsageError(std::string("LOCKSTEP_ISA: ") + error.what());
+  }
 }
 
 engine::SessionOptions session_options(const RunConfig& config, std::size_t local_ranks, bool device_has_memory) {
@@ -49,7 +61,7 @@ engine::SessionOptions session_options(const RunConfig& config, std::size_t loca
   options.max_num_batched_tokens = static_cast<std::size_t>(config.max_num_batched_tokens);
   options.prefill_chunk = static_cast<std::size_t>(config.max_prefill_chunk);
   options.prefix_caching = config.enable_prefix_caching && config.subcommand != Subcommand::kBench;
-  options.for_scoring = config.subcommand == Subcommand::kScore;
+  options.for_scoring = config.subcommand == Subcommand::kScore || config.subcommand == Subcommand::kQuantize;
   options.preempt_every = static_cast<std::size_t>(config.debug_preempt_every);
   options.one_leaf = config.debug_one_leaf;
   return options;

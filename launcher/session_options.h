@@ -1,10 +1,14 @@
 #pragma once
 
+#include "device/cpu/isa.h"
 #include "engine/sampling/params.h"
 #include "engine/session.h"
 #include "launcher/run_config.h"
 
 namespace lockstep::launcher {
+
+/// That of LOCKSTEP_ISA, else the best of this machine. @throws UsageError if there is none of this name.
+device::Isa instruction_set(const RunConfig& config);
 
 /// --dtype: absent for "auto".
 std::optional<device::DType> weight_dtype(const RunConfig& config);

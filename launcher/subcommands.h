@@ -48,7 +48,10 @@ struct CommJob {
 /// `lockstep bench comm`, without a model. Collective; rank 0 prints. Returns the exit code.
 int run_comm_bench(const CommJob& job);
 
-/// What of the flags concerns the files of a batch; the settings that need the model are left out.
+/// What of the flags concerns the files of a job.
+void set_job_options(const RunConfig& config, engine::JobOptions& options);
+/// The settings that need the model.
+void set_model_settings(const Job& job, engine::JobOptions& options);
 engine::BatchOptions batch_options(const RunConfig& config);
 
 /// Whatever of the subcommand's files can be checked before a model is opened. Changes nothing. @throws UsageError

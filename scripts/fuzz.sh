@@ -8,6 +8,7 @@ if ! command -v clang++ >/dev/null; then
   echo "fuzz.sh: clang++ is missing (packages clang and, on Debian, libclang-rt-14-dev)" >&2
   exit 1
 fi
+[ ! -w /dev/shm ] || export TMPDIR=/dev/shm  # some parsers read files, which are made anew for each input
 targets=()
 for source in tests/fuzz/fuzz_*.cpp; do targets+=("$(basename "$source" .cpp)"); done
 scripts/build.sh fuzz "${targets[@]}"

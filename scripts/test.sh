@@ -68,7 +68,7 @@ if [ $full = yes ]; then
     scripts/neon-check.sh --gtest_brief=1
   fi
   say "long fuzzing"
-  scripts/fuzz.sh 300
+  scripts/fuzz.sh 600
 fi
 say "tests"
 run_tests $final "${not_long[@]}"

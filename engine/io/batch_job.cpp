@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "engine/io/batch_files.h"
 #include "engine/io/journal.h"
 #include "engine/io/line_reader.h"
+#include "engine/io/request_check.h"
 #include "engine/io/request_json.h"
 #include "engine/io/response.h"
 #include "engine/io/run_record.h"
@@ -59,42 +59,6 @@ std::map<std::string, std::string> all_settings(const BatchOptions& options, con
   settings["served-model-name"] = options.served_model_name.value_or("");
   settings["system_fingerprint"] = model.system_fingerprint;
   return settings;
-}
-
-/// A pipe must not even be opened twice.
-bool can_be_read_twice(const BatchOptions& options) { return std::filesystem::is_regular_file(options.input_file); }
-
-/// The fingerprints of all request lines, where the input can be read twice.
-std::optional<std::vector<std::uint32_t>> read_fingerprints(const BatchOptions& options) {
-  if (!can_be_read_twice(options)) return std::nullopt;
-  LineReader reader(options.input_file, options.max_line_bytes);
-  std::vector<std::uint32_t> fingerprints;
-  for (InputLine line; reader.next(line);) fingerprints.push_back(line_fingerprint(line.number, line.fingerprint));
-  return fingerprints;
-}
-
-[[noreturn]] void refuse_changed_line(const BatchOptions& options, std::uint64_t number) {
-  throw UsageError("--resume: " + options.input_file.string() + ": line " + std::to_string(number) +
-                   " is not what it was when the job was started");
-}
-
-/// Compares the input with what the job was started with. @throws UsageError that names the first line that differs.
-void check_same_input(const BatchOptions& options, const RunRecord& record) {
-  if (!record.line_fingerprints || !can_be_read_twice(options)) return;
-  LineReader reader(options.input_file, options.max_line_bytes);
-  const std::vector<std::uint32_t>& expected = *record.line_fingerprints;
-  std::size_t count = 0;
-  for (InputLine line; reader.next(line); ++count) {
-    if (count == expected.size()) {
-      throw UsageError("--resume: " + options.input_file.string() + ": line " + std::to_string(line.number) +
-                       " was added since the job was started");
-    }
-    if (line_fingerprint(line.number, line.fingerprint) != expected[count]) refuse_changed_line(options, line.number);
-  }
-  if (count < expected.size()) {
-    throw UsageError("--resume: " + options.input_file.string() + ": has " + std::to_string(count) + " requests, but had " +
-                     std::to_string(expected.size()) + " when the job was started");
-  }
 }
 
 RunRecord new_record(const BatchOptions& options, const BatchModel& model) {
@@ -230,6 +194,7 @@ class BatchJob {
     try {
       if (line.error) throw *line.error;
       prepared = prepare_request(line.request, key.line_number, prompt_context_);
+      for (const Request& request : prepared.requests) check_request(model_.engine, request);
       return std::nullopt;
     } catch (const RequestError& error) {
       return refused_answer(key, line.custom_id, error);
@@ -323,7 +288,7 @@ class BatchJob {
 
 /// The output is there: nothing is to be done but to say what it holds.
 BatchResult complete_result(const BatchOptions& options, const RunRecord& record) {
-  const AnswerCounts counts = count_answers(options.output_file);
+  const AnswerCounts counts = count_answers(options.output_file, read_batch_answer);
   BatchResult result;
   result.seed = record.seed;
   result.answered = counts.ok;
@@ -332,35 +297,21 @@ BatchResult complete_result(const BatchOptions& options, const RunRecord& record
   return result;
 }
 
-/// Clears what an earlier job left, in an order in which a crash leaves nothing that looks like another job's.
-void remove_old_job(const BatchOptions& options, Journal& journal) {
-  journal.clear();
-  std::filesystem::remove(record_path(options));
-  std::filesystem::remove(options.output_file);
-  if (options.error_file) std::filesystem::remove(*options.error_file);
-}
-
 }  // namespace
 
 BatchResult run_batch(const BatchOptions& options, const BatchModel& model, const BatchHooks& hooks) {
-  check_batch_files(options);
+  check_job_files(options);
   const JobStart start = find_job_start(options);
   if (start == JobStart::kComplete) return complete_result(options, old_record(options, model));
 
   RunRecord record = start == JobStart::kFresh ? new_record(options, model) : old_record(options, model);
-  Journal journal(journal_path(options));
-  if (find_job_start(options) != start) throw UsageError(options.output_file.string() + ": another job has just changed this output");
+  Journal journal = open_journal(options, start, record, read_batch_answer);
   std::vector<AnswerKey> done;
-  if (start == JobStart::kFresh) {
-    remove_old_job(options, journal);
-    write_run_record(record_path(options), record);
-  } else {
-    if (start == JobStart::kRetry) {
-      journal.import_from(options.output_file);
-      std::filesystem::remove(options.output_file);
-    }
-    done = journal.recover(options.retry_errors);
+  if (start == JobStart::kRetry) {
+    journal.import_from(options.output_file);
+    std::filesystem::remove(options.output_file);
   }
+  if (start != JobStart::kFresh) done = journal.recover(options.retry_errors);
 
   BatchResult result;
   result.resumed = done.size();

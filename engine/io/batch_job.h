@@ -3,16 +3,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
-#include <map>
 #include <optional>
-#include <stdexcept>
 #include <string>
 
+#include "engine/io/job_files.h"
 #include "engine/io/prompt_builder.h"
 #include "engine/io/request_parser.h"
-#include "engine/io/usage_error.h"
 #include "engine/runtime/engine.h"
 #include "engine/text/tokenizer.h"
 
@@ -24,26 +21,13 @@ enum class OutputOrder : std::uint8_t {
 };
 
 /// What the user asked for: the flags of `lockstep batch` that concern files.
-struct BatchOptions {
-  std::filesystem::path input_file;
-  std::filesystem::path output_file;
-  std::optional<std::filesystem::path> error_file;  // answers without status 200 go here instead of output_file
+struct BatchOptions : JobOptions {
   OutputOrder output_order = OutputOrder::kInput;
-  bool resume = false;                           // go on from OUTPUT.partial and OUTPUT.run.json; a fresh start where there is neither
-  bool retry_errors = false;                     // resume, and do the lines that were refused or failed again
-  bool overwrite = false;                        // throw away what an earlier job left
   std::optional<std::uint64_t> seed;             // of the job; absent: drawn, recorded, reported
   std::optional<std::string> served_model_name;  // if given, a request for another model is a 404
   std::optional<std::int64_t>
       start_time;  // `created` of the answers and the date that templates see, Unix seconds; absent: SOURCE_DATE_EPOCH, else now
-  std::size_t max_in_flight = 512;         // choices that are submitted and not finished; about 2 x max_num_seqs keeps the engine busy
-  std::size_t max_line_bytes = 64u << 20;  // a longer request line is refused without being read into memory
-  /// Everything that may change an answer's bits and is not in the request: {"dtype": "float32", "kv-cache-dtype": "auto", ...}, named as
-  /// the flags are. Recorded; a resumed job in which one differs is refused by that name. Ranks, threads and batch sizes do not belong
-  /// here: they change nothing.
-  std::map<std::string, std::string> settings;
-  std::string model_hash;              // identifies the weights, tokenizer and template; recorded and compared like a setting
-  std::uint64_t numerics_version = 0;  // likewise
+  std::size_t max_in_flight = 512;  // choices that are submitted and not finished; about 2 x max_num_seqs keeps the engine busy
 };
 
 /// What answers the requests. Everything referred to must outlive the job.
@@ -79,11 +63,6 @@ struct BatchResult {
   bool interrupted = false;    // stopped by the hook; --resume continues. OUTPUT is not there yet
   std::uint64_t seed = 0;      // of the job
 };
-
-/// The checks of run_batch that need no model, so that a mistake shows before weights are read: paths that collide, an output that exists,
-/// a job that runs already, a record that does not fit the options. Changes nothing. @throws UsageError, or std::runtime_error where a file
-/// can not be read.
-void check_batch_files(const BatchOptions& options);
 
 /// Answers every line of the input file: OUTPUT.run.json first, answers appended to OUTPUT.partial as they finish, and OUTPUT at the end,
 /// whole (docs/batch-format.md). Runs on rank 0, in one thread. Memory does not grow with the input but for about 32 bytes a line.

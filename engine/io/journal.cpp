@@ -67,7 +67,14 @@ class BufferedWriter {
 
 }  // namespace
 
-Journal::Journal(std::filesystem::path path) : path_(std::move(path)) {
+std::optional<JournalLine> read_batch_answer(std::string_view line) {
+  const std::optional<AnswerKey> key = answer_key(line);
+  const std::optional<bool> ok = key ? answer_status(line) : std::nullopt;
+  if (!ok) return std::nullopt;
+  return JournalLine{*key, *ok};
+}
+
+Journal::Journal(std::filesystem::path path, ReadJournalLine read) : path_(std::move(path)), read_(std::move(read)) {
   open_and_lock();
   size_ = file_.size();
 }
@@ -103,16 +110,15 @@ std::vector<AnswerKey> Journal::recover(bool drop_failures) {
   std::uint64_t good_end = 0;
   bool gaps = false;
   for_each_line(file_, [&](std::uint64_t offset, std::string_view line, bool whole) {
-    const std::optional<AnswerKey> key = answer_key(line);
-    const std::optional<bool> ok = whole && key ? answer_status(line) : std::nullopt;
+    const std::optional<JournalLine> read = whole ? read_(line) : std::nullopt;
     const std::size_t length = line.size() + 1;
-    const bool fits =
-        length <= std::numeric_limits<std::uint32_t>::max() && key && key->line_number <= std::numeric_limits<std::uint32_t>::max();
-    if (!ok || !fits || (drop_failures && !*ok) || !seen.insert(mix_bits(key->line_number))) return;
+    if (!read || length > std::numeric_limits<std::uint32_t>::max() || read->key.line_number > std::numeric_limits<std::uint32_t>::max())
+      return;
+    if ((drop_failures && !read->ok) || !seen.insert(mix_bits(read->key.line_number))) return;
     gaps = gaps || offset != good_end;
     good_end = offset + length;
-    good.push_back({static_cast<std::uint32_t>(key->line_number), static_cast<std::uint32_t>(length), offset, *ok});
-    keys.push_back(*key);
+    good.push_back({static_cast<std::uint32_t>(read->key.line_number), static_cast<std::uint32_t>(length), offset, read->ok});
+    keys.push_back(read->key);
   });
   if (gaps) {
     keep_only(good);
@@ -143,10 +149,9 @@ void Journal::keep_only(const std::vector<Entry>& entries) {
 void Journal::import_from(const std::filesystem::path& source) {
   const FileDescriptor file(source, O_RDONLY);
   for_each_line(file, [&](std::uint64_t, std::string_view line, bool whole) {
-    const std::optional<AnswerKey> key = answer_key(line);
-    const std::optional<bool> ok = whole && key ? answer_status(line) : std::nullopt;
-    if (!ok) throw UsageError(source.string() + ": holds a line that is no answer of this program, so the job can not be taken up again");
-    append(*key, {std::string(line), *ok});
+    const std::optional<JournalLine> read = whole ? read_(line) : std::nullopt;
+    if (!read) throw UsageError(source.string() + ": holds a line that is no answer of this program, so the job can not be taken up again");
+    append(read->key, {std::string(line), read->ok});
   });
   file_.sync();
 }
@@ -199,12 +204,12 @@ void Journal::finish(const std::filesystem::path& output_file, const std::option
   sync_folder_of(output_file);
 }
 
-AnswerCounts count_answers(const std::filesystem::path& path) {
+AnswerCounts count_answers(const std::filesystem::path& path, const ReadJournalLine& read) {
   AnswerCounts counts;
   for_each_line(FileDescriptor(path, O_RDONLY), [&](std::uint64_t, std::string_view line, bool whole) {
-    const std::optional<bool> ok = whole ? answer_status(line) : std::nullopt;
-    if (!ok) throw UsageError(path.string() + ": holds a line that is no answer of this program");
-    ++(*ok ? counts.ok : counts.failed);
+    const std::optional<JournalLine> found = whole ? read(line) : std::nullopt;
+    if (!found) throw UsageError(path.string() + ": holds a line that is no answer of this program");
+    ++(found->ok ? counts.ok : counts.failed);
   });
   return counts;
 }

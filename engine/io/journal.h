@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -11,13 +12,22 @@
 
 namespace lockstep::engine {
 
-/// OUTPUT.partial: the answers so far, whole lines in the order in which they were finished. An answer's `id` says whose it is, so a
-/// journal is an output file that is not sorted and not complete. Locked while it is open: a second job on it is refused. Keeps 16 bytes a
-/// line in memory.
+/// What a line of a journal says of itself.
+struct JournalLine {
+  AnswerKey key;
+  bool ok = false;  // an answer, and no error
+};
+/// Reads a line without its '\n'; nothing if it is damaged. Lines are given in the order of the file.
+using ReadJournalLine = std::function<std::optional<JournalLine>(std::string_view line)>;
+/// An answer of a batch, whose `id` says whose it is.
+std::optional<JournalLine> read_batch_answer(std::string_view line);
+
+/// OUTPUT.partial: the answers so far, whole lines in the order in which they were finished: an output file that is not sorted and not
+/// complete. Locked while it is open: a second job on it is refused. Keeps 16 bytes a line in memory.
 class Journal {
  public:
   /// Opens or creates the file and takes its lock. @throws UsageError if another process has it.
-  explicit Journal(std::filesystem::path path);
+  Journal(std::filesystem::path path, ReadJournalLine read);
 
   bool empty() const { return size_ == 0; }
   std::uint64_t num_answered() const { return num_answered_; }
@@ -25,7 +35,7 @@ class Journal {
 
   void clear();
   /// Reads what an earlier run left: whose answers are there, by ascending line. A torn or damaged line is dropped from the file, and so
-  /// are the answers without status 200 where `drop_failures` is set; their requests run again.
+  /// are the errors where `drop_failures` is set; their requests run again.
   std::vector<AnswerKey> recover(bool drop_failures);
   /// Takes over answers from another file (an output file that is complete), as recover() would.
   void import_from(const std::filesystem::path& file);
@@ -54,6 +64,7 @@ class Journal {
   FileDescriptor write_sorted(const std::filesystem::path& path, bool ok, bool failed) const;
 
   std::filesystem::path path_;
+  ReadJournalLine read_;
   FileDescriptor file_;
   std::uint64_t size_ = 0;
   std::vector<Entry> entries_;
@@ -61,11 +72,11 @@ class Journal {
   std::uint64_t num_failed_ = 0;
 };
 
-/// How many answers of a finished output file have status 200, and how many have not.
+/// How many lines of a finished output file are answers, and how many are errors.
 struct AnswerCounts {
   std::uint64_t ok = 0;
   std::uint64_t failed = 0;
 };
-AnswerCounts count_answers(const std::filesystem::path& path);
+AnswerCounts count_answers(const std::filesystem::path& path, const ReadJournalLine& read);
 
 }  // namespace lockstep::engine

@@ -6,9 +6,7 @@
 #include <span>
 #include <utility>
 
-#include "device/selection.h"
 #include "engine/io/request_values.h"
-#include "engine/sampling/beam_search.h"
 
 namespace lockstep::engine {
 namespace {
@@ -18,7 +16,6 @@ constexpr std::size_t kMaxPrompts = 2048;         // of one line
 constexpr std::size_t kMaxChoicesOfLine = 16384;  // n x prompts
 constexpr std::int64_t kMaxTopLogprobs = 20;
 constexpr std::size_t kMaxStopTokenIds = 1024;
-constexpr std::size_t kMostEosIds = 15;  // of a model, for which a beam search has room beside its stop_token_ids
 constexpr std::int64_t kInt32Max = std::numeric_limits<std::int32_t>::max();
 
 /// A body while it is read: parameters that belong together are put together at the end.
@@ -254,12 +251,6 @@ void finish_beams(const Draft& draft) {
   if (beams.num_beams < sampling.n) {
     throw RequestError(400, "invalid_value", "best_of",
                        "best_of must be at least n, but is " + std::to_string(beams.num_beams) + " of " + std::to_string(sampling.n));
-  }
-  const std::size_t num_ends = sampling.stop_token_ids.size() + (sampling.ignore_eos ? 0 : kMostEosIds);
-  if (beam_candidates(1, num_ends) * std::uint64_t{beams.num_beams} > device::kMaxCandidates) {
-    throw RequestError(400, "invalid_value", "best_of",
-                       std::to_string(beams.num_beams) + " beams with " + std::to_string(sampling.stop_token_ids.size()) +
-                           " stop_token_ids are more than a beam search can look at");
   }
   SamplingParams kept;
   kept.n = sampling.n;

@@ -109,21 +109,6 @@ std::vector<double> plain_frequencies(const RopeSpec& rope) {
   return frequencies;
 }
 
-/// Wave lengths up to original / high are kept, those from original / low on divided by the factor, and between the two mixed.
-void scale_llama3(const RopeSpec& rope, std::vector<double>& frequencies) {
-  const double original = static_cast<double>(rope.original_positions);
-  for (double& frequency : frequencies) {
-    const double wave_length = 2.0 * kPi / frequency;
-    if (wave_length < original / rope.high_frequency_factor) continue;
-    if (wave_length > original / rope.low_frequency_factor) {
-      frequency /= rope.factor;
-      continue;
-    }
-    const double smooth = (original / wave_length - rope.low_frequency_factor) / (rope.high_frequency_factor - rope.low_frequency_factor);
-    frequency = (1.0 - smooth) * frequency / rope.factor + smooth * frequency;
-  }
-}
-
 /// Pairs that turn more than beta_fast times over the original length are kept, those that turn less than beta_slow times divided by the
 /// factor; between the two a ramp.
 void scale_yarn(const RopeSpec& rope, std::vector<double>& frequencies) {
@@ -159,10 +144,9 @@ double longrope_factor(const RopeSpec& rope) {
 
 std::vector<float> rounded(const std::vector<double>& values) { return {values.begin(), values.end()}; }
 
-std::vector<float> divided(const std::vector<double>& frequencies, const std::vector<double>& by) {
+std::vector<float> divided(const std::vector<double>& frequencies, const std::vector<float>& by) {
   std::vector<float> result;
-  for (std::size_t i = 0; i < frequencies.size(); ++i)
-    result.push_back(static_cast<float>(frequencies[i] / static_cast<double>(static_cast<float>(by[i]))));
+  for (std::size_t i = 0; i < frequencies.size(); ++i) result.push_back(static_cast<float>(frequencies[i] / static_cast<double>(by[i])));
   return result;
 }
 
@@ -209,16 +193,20 @@ RopeSpec rope_from_config(const JsonFields& fields, std::size_t head_dim, std::s
   return rope;
 }
 
+/// Wave lengths up to original / high are kept, those from original / low on divided by the factor, and between the two mixed.
 std::vector<float> llama3_divisors(const RopeSpec& rope) {
-  const std::vector<double> plain = plain_frequencies(rope);
-  const std::vector<float> scaled = rotary_of(rope).frequencies;
+  const double original = static_cast<double>(rope.original_positions);
   std::vector<float> divisors;
-  for (std::size_t i = 0; i < plain.size(); ++i) {
-    const auto nearest = static_cast<float>(plain[i] / static_cast<double>(scaled[i]));
-    float found = nearest;
-    for (const float each : {std::nextafter(nearest, 0.0f), std::nextafter(nearest, std::numeric_limits<float>::max()), nearest})
-      if (static_cast<float>(plain[i] / static_cast<double>(each)) == scaled[i]) found = each;
-    divisors.push_back(found);
+  for (const double frequency : plain_frequencies(rope)) {
+    const double wave_length = 2.0 * kPi / frequency;
+    double divisor = 1.0;
+    if (wave_length > original / rope.low_frequency_factor) {
+      divisor = rope.factor;
+    } else if (wave_length >= original / rope.high_frequency_factor) {
+      const double smooth = (original / wave_length - rope.low_frequency_factor) / (rope.high_frequency_factor - rope.low_frequency_factor);
+      divisor = 1.0 / ((1.0 - smooth) / rope.factor + smooth);
+    }
+    divisors.push_back(static_cast<float>(divisor));
   }
   return divisors;
 }
@@ -236,7 +224,7 @@ parallel::Rotary rotary_of(const RopeSpec& rope) {
       rotary.growing_base = rope.theta;
       rotary.growth = rope.factor;
       break;
-    case RopeScaling::kLlama3: scale_llama3(rope, frequencies); break;
+    case RopeScaling::kLlama3: rotary.frequencies = divided(frequencies, llama3_divisors(rope)); return rotary;
     case RopeScaling::kYarn:
       scale_yarn(rope, frequencies);
       rotary.factor = static_cast<float>(yarn_factor(rope));
@@ -244,12 +232,12 @@ parallel::Rotary rotary_of(const RopeSpec& rope) {
     case RopeScaling::kLongrope:
       rotary.factor = static_cast<float>(longrope_factor(rope));
       rotary.long_from = rope.original_positions;
-      rotary.long_frequencies = divided(frequencies, rope.long_factors);
-      rotary.frequencies = divided(frequencies, rope.short_factors);
+      rotary.long_frequencies = divided(frequencies, rounded(rope.long_factors));
+      rotary.frequencies = divided(frequencies, rounded(rope.short_factors));
       return rotary;
   }
   if (!rope.divisors.empty()) {
-    rotary.frequencies = divided(frequencies, {rope.divisors.begin(), rope.divisors.end()});
+    rotary.frequencies = divided(frequencies, rope.divisors);
   } else {
     rotary.frequencies = rounded(frequencies);
   }

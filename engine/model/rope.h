@@ -17,8 +17,8 @@ RopeSpec rope_from_config(const JsonFields& fields, std::size_t head_dim, std::s
 /// The part of a head that is rotated. @throws what names partial_rotary_factor if that is nothing, or an odd number of dims.
 std::size_t rotary_dim_of(const JsonFields& fields, std::size_t head_dim, double part);
 
-/// What the plain frequencies are divided by to become those of llama3's scaling: the form in which GGUF files have it. Where no float
-/// gives the same frequency, the nearest one.
+/// [r / 2]: what llama3 scaling divides the plain frequencies by. The tensor rope_freqs of GGUF files holds these numbers, so a folder and
+/// a file of one model have the same table.
 std::vector<float> llama3_divisors(const RopeSpec& rope);
 
 /// Frequencies, factors and all. @throws std::runtime_error if the values make no sense together.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <stdexcept>
@@ -273,9 +274,7 @@ void check_output(const QuantiseOptions& options) {
   if (!options.overwrite) throw std::runtime_error(path + ": it is there already; --overwrite replaces it");
 }
 
-}  // namespace
-
-void quantise_model(const QuantiseOptions& options, const std::function<void(const QuantisedTensor&)>& report) {
+Plan checked_plan(const QuantiseOptions& options) {
   check_output(options);
   Plan plan = make_plan(options);
   for (const InputFile& file : plan.model.weights->files()) {
@@ -283,6 +282,15 @@ void quantise_model(const QuantiseOptions& options, const std::function<void(con
     if (fs::equivalent(file.path(), options.output, ignored))
       throw std::runtime_error(options.output.string() + ": the model is read from it");
   }
+  return plan;
+}
+
+}  // namespace
+
+void check_quantisation(const QuantiseOptions& options) { checked_plan(options); }
+
+void quantise_model(const QuantiseOptions& options, const std::function<void(const QuantisedTensor&)>& report) {
+  Plan plan = checked_plan(options);
   const ModelSpec spec = plan.model.spec;
   FileDescriptor file(with_suffix(options.output, ".partial"), O_RDWR | O_CREAT | O_CLOEXEC);
   if (!file.try_lock()) throw std::runtime_error(file.path().string() + ": another process is writing it");

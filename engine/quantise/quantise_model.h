@@ -32,6 +32,10 @@ struct QuantisedTensor {
   std::string reason;      // why it is not of the type that was asked for; empty: it is
 };
 
+/// Everything that quantise_model refuses before it writes: an output that must not be touched, a model that can not be stated in GGUF.
+/// Reads no weights. @throws std::runtime_error
+void check_quantisation(const QuantiseOptions& options);
+
 /// Turns a model into one GGUF file, `tensor` by tensor: memory is a few rows a thread. The file is written under another name beside
 /// `output`, checked as far as its header and shapes go, and renamed when it is complete.
 /// `report` gets the tensors in the order of the file, as they are done; never two calls at once.

@@ -17,31 +17,6 @@ CoordinatorOptions checked(CoordinatorOptions options) {
   return options;
 }
 
-void check_request(const Request& request, const Engine::Limits& limits, bool has_text) {
-  const std::string name = "request " + std::to_string(request.id) + ": ";
-  if (request.prompt.empty()) throw std::invalid_argument(name + "the prompt is empty");
-  if (request.first_scored != 0 && request.sampling.max_tokens == 0) {
-    if (request.prompt.size() > limits.max_model_len + 1) {  // the last one is only scored
-      throw std::invalid_argument(name + "a prompt of " + std::to_string(request.prompt.size()) + " tokens can not be scored within " +
-                                  std::to_string(limits.max_model_len));
-    }
-  } else if (request.prompt.size() >= limits.max_model_len) {
-    throw std::invalid_argument(name + "a prompt of " + std::to_string(request.prompt.size()) +
-                                " tokens leaves no room for an answer within " + std::to_string(limits.max_model_len));
-  }
-  for (const TokenId id : request.prompt) {
-    if (id < 0 || static_cast<std::size_t>(id) >= limits.vocab_size) {
-      throw std::invalid_argument(name + "token " + std::to_string(id) + " is not in the vocabulary of " +
-                                  std::to_string(limits.vocab_size));
-    }
-  }
-  if (request.sampling.n == 0) throw std::invalid_argument(name + "n is 0");
-  if (!(request.sampling.temperature >= 0.0f) || std::isinf(request.sampling.temperature)) {
-    throw std::invalid_argument(name + "temperature " + std::to_string(request.sampling.temperature));
-  }
-  if (!has_text && !request.sampling.stop.empty()) throw std::invalid_argument(name + "stop strings need a tokenizer");
-}
-
 }  // namespace
 
 Coordinator::Coordinator(CoordinatorOptions options, StepRunner& runner, PlanSender* sender)
@@ -61,9 +36,31 @@ Engine::Counters Coordinator::counters() const {
   return counters;
 }
 
+void Coordinator::check(const Request& request) const {
+  const SamplingParams& params = request.sampling;
+  const auto refuse = [](const std::string& what) { throw std::invalid_argument(what); };
+  const std::string length = std::to_string(request.prompt.size()), room = std::to_string(limits_.max_model_len);
+  if (request.prompt.empty()) refuse("the prompt is empty");
+  if (request.first_scored != 0 && params.max_tokens == 0) {
+    if (request.prompt.size() > limits_.max_model_len + 1)  // the last one is only scored
+      refuse("a prompt of " + length + " tokens can not be scored within " + room);
+  } else if (request.prompt.size() >= limits_.max_model_len) {
+    refuse("a prompt of " + length + " tokens leaves no room for an answer within " + room);
+  }
+  for (const TokenId id : request.prompt) {
+    if (id < 0 || static_cast<std::size_t>(id) >= limits_.vocab_size)
+      refuse("token " + std::to_string(id) + " of the prompt is not in the model's vocabulary of " + std::to_string(limits_.vocab_size));
+  }
+  if (params.n == 0) refuse("n is 0");
+  if (!(params.temperature >= 0.0f) || std::isinf(params.temperature)) refuse("temperature " + std::to_string(params.temperature));
+  if (options_.tokenizer == nullptr && !params.stop.empty()) refuse("stop strings need a tokenizer");
+  if (!params.beams) return;
+  check_beams(params);
+  if (request.first_scored != 0) refuse("a beam search does not score its prompt");
+}
+
 void Coordinator::submit(Request request, OnCompletion done) {
-  check_request(request, limits_, options_.tokenizer != nullptr);
-  check_beams(request);
+  check(request);
   auto group = std::make_shared<Group>();
   group->request = std::move(request);
   group->done = std::move(done);

@@ -44,8 +44,9 @@ class Coordinator : public Engine {
   Coordinator(CoordinatorOptions options, StepRunner& runner, PlanSender* sender);
   ~Coordinator() override;
 
-  /// @throws std::invalid_argument if the request can not be computed: empty or too long prompt, token outside the vocabulary, no choice,
-  /// stop strings without text.
+  /// @throws std::invalid_argument for an empty or too long prompt, a token outside the vocabulary, no choice, stop strings without text,
+  /// more beams than there are candidates.
+  void check(const Request& request) const override;
   void submit(Request request, OnCompletion done) override;
   bool step() override;
   std::size_t num_in_flight() const override { return num_in_flight_; }
@@ -86,7 +87,7 @@ class Coordinator : public Engine {
   void take_score(std::size_t row);
   SequenceId add_sequence(std::vector<TokenId> tokens, std::size_t most_tokens, ScoredPositions scored, std::unique_ptr<ChoiceState> state);
   std::vector<TokenId> end_ids_of(const SamplingParams& params) const;
-  void check_beams(const Request& request) const;
+  void check_beams(const SamplingParams& params) const;
   void submit_beams(const std::shared_ptr<Group>& group, std::size_t max_tokens);
   void start_beams(const std::shared_ptr<Group>& group);
   void drop_beam(SequenceId& sequence);

@@ -16,19 +16,16 @@ std::vector<TokenId> Coordinator::end_ids_of(const SamplingParams& params) const
   return ids;
 }
 
-void Coordinator::check_beams(const Request& request) const {
-  const SamplingParams& params = request.sampling;
-  if (!params.beams) return;
-  const std::string name = "request " + std::to_string(request.id) + ": ";
-  if (params.beams->num_beams < params.n) {
-    throw std::invalid_argument(name + std::to_string(params.n) + " answers of " + std::to_string(params.beams->num_beams) + " beams");
-  }
-  const std::uint64_t wanted = beam_candidates(1, end_ids_of(params).size()) * std::uint64_t{params.beams->num_beams};
+void Coordinator::check_beams(const SamplingParams& params) const {
+  const std::uint32_t num_beams = params.beams->num_beams;
+  if (num_beams < params.n) throw std::invalid_argument(std::to_string(params.n) + " answers of " + std::to_string(num_beams) + " beams");
+  const std::size_t num_ends = end_ids_of(params).size();
+  const std::uint64_t wanted = beam_candidates(1, num_ends) * std::uint64_t{num_beams};
   if (wanted > device::kMaxCandidates) {
-    throw std::invalid_argument(name + std::to_string(params.beams->num_beams) + " beams need the " + std::to_string(wanted) +
-                                " best of a row; " + std::to_string(device::kMaxCandidates) + " are possible");
+    throw std::invalid_argument(std::to_string(num_beams) + " beams, with " + std::to_string(num_ends) +
+                                " tokens that end an answer, need the " + std::to_string(wanted) +
+                                " best of a row: " + std::to_string(device::kMaxCandidates) + " are possible");
   }
-  if (request.first_scored != 0) throw std::invalid_argument(name + "a beam search does not score its prompt");
 }
 
 void Coordinator::submit_beams(const std::shared_ptr<Group>& group, std::size_t max_tokens) {

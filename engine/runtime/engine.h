@@ -14,8 +14,10 @@ namespace lockstep::engine {
 class Engine {
  public:
   virtual ~Engine() = default;
-  /// Takes a request in; it is an error of the caller if the prompt is empty or leaves no room for one token (limits() says). `done` is
-  /// called from step().
+  /// Whether submit() would take the request: it is asked before, where one bad request must not cost the others.
+  /// @throws std::invalid_argument that says what can not be computed.
+  virtual void check(const Request& request) const = 0;
+  /// Takes a request in. `done` is called from step(). @throws std::invalid_argument as check() does; then nothing has changed.
   virtual void submit(Request request, OnCompletion done) = 0;
   /// Runs one step over all ranks. False if there was nothing to do.
   virtual bool step() = 0;

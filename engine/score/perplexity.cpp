@@ -3,26 +3,13 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/portable_math.h"
 #include "engine/score/windows.h"
 
 namespace lockstep::engine {
-namespace {
-
-Request request_of(std::span<const TokenId> tokens, const ScoreWindow& window, RequestId id) {
-  Request request;
-  request.id = id;
-  const std::span<const TokenId> part = tokens.subspan(window.begin, window.end - window.begin);
-  request.prompt.assign(part.begin(), part.end());
-  request.first_scored = window.first_scored - window.begin;
-  request.sampling.max_tokens = 0;
-  return request;
-}
-
-}  // namespace
-
 double Perplexity::perplexity() const { return device::portable::exp(mean_nll()); }
 
 Perplexity measure_perplexity(Engine& engine, std::span<const TokenId> tokens, const PerplexityOptions& options) {
@@ -41,7 +28,9 @@ Perplexity measure_perplexity(Engine& engine, std::span<const TokenId> tokens, c
   std::size_t num_done = 0;
   for (std::size_t next = 0; num_done < windows.size();) {
     for (; next < windows.size() && engine.num_in_flight() < kMaxInFlight; ++next) {
-      engine.submit(request_of(tokens, windows[next], next), [&](Completion&& completion) {
+      Request request = window_request(tokens, windows[next]);
+      request.id = next;
+      engine.submit(std::move(request), [&](Completion&& completion) {
         for (const TokenLogprob& token : completion.prompt_logprobs) sums[completion.id] += static_cast<double>(token.logprob);
         if (completion.choices[0].finish_reason == FinishReason::kError) error = completion.choices[0].error;
         ++num_done;

@@ -1,65 +1,62 @@
 #include "engine/score/score_job.h"
 
-#include <algorithm>
+#include <filesystem>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
-#include <fcntl.h>
+#include <nlohmann/json.hpp>
 
-#include "engine/io/file_descriptor.h"
 #include "engine/io/line_reader.h"
+#include "engine/io/request_check.h"
 #include "engine/score/score_request.h"
 
 namespace lockstep::engine {
 namespace {
 
-namespace fs = std::filesystem;
-
-fs::path partial_path(const ScoreOptions& options) { return with_suffix(options.output_file, ".partial"); }
-
-bool same_file(const fs::path& a, const fs::path& b) {
-  std::error_code ignored;
-  return fs::equivalent(a, b, ignored) || fs::weakly_canonical(fs::absolute(a), ignored) == fs::weakly_canonical(fs::absolute(b), ignored);
+std::map<std::string, std::string> all_settings(const ScoreOptions& options, const Engine& engine) {
+  std::map<std::string, std::string> settings = options.settings;
+  settings["subcommand"] = "score";
+  settings["context length"] = std::to_string(engine.limits().max_model_len);
+  settings["bare-text"] = options.add_special ? "false" : "true";
+  return settings;
 }
 
-/// OUTPUT while it is written.
-class PartialFile {
- public:
-  explicit PartialFile(const ScoreOptions& options) : output_(options.output_file), file_(partial_path(options), O_RDWR | O_CREAT) {
-    if (!file_.try_lock() || !file_.still_named()) throw UsageError(file_.path().string() + ": another job is writing it");
-    file_.truncate(0);
-  }
-  void append(std::string line) {
-    line += '\n';
-    file_.write_at(size_, line);
-    size_ += line.size();
-  }
-  void finish() {
-    file_.sync();
-    file_.rename_to(output_);
-    sync_folder_of(output_);
-  }
-  void remove() { fs::remove(file_.path()); }
+RunRecord new_record(const ScoreOptions& options, const Engine& engine) {
+  RunRecord record;
+  record.model_hash = options.model_hash;
+  record.numerics_version = options.numerics_version;
+  record.settings = all_settings(options, engine);
+  record.input_file = options.input_file.string();
+  record.line_fingerprints = read_fingerprints(options);
+  return record;
+}
 
- private:
-  fs::path output_;
-  FileDescriptor file_;
-  std::uint64_t size_ = 0;
-};
+RunRecord old_record(const ScoreOptions& options, const Engine& engine) {
+  RunRecord record = read_run_record(record_path(options));
+  check_same_settings(record, options.model_hash, options.numerics_version, all_settings(options, engine), false);
+  check_same_input(options, record);
+  return record;
+}
 
 class ScoreJob {
  public:
-  ScoreJob(const ScoreOptions& options, Engine& engine, const text::Tokenizer* tokenizer, const ScoreHooks& hooks, PartialFile& output)
+  /// @param num_done  requests that the journal has the answers of
+  ScoreJob(const ScoreOptions& options, Engine& engine, const text::Tokenizer* tokenizer, const ScoreHooks& hooks, Journal& journal,
+           std::size_t num_done)
       : options_(options),
         engine_(engine),
         hooks_(hooks),
-        output_(output),
+        journal_(journal),
         context_{tokenizer, engine.limits().vocab_size, engine.limits().max_model_len, options.add_special},
-        reader_(options.input_file, options.max_line_bytes) {}
+        reader_(options.input_file, options.max_line_bytes),
+        num_written_(num_done) {
+    InputLine skipped;
+    for (std::size_t i = 0; i < num_done && !input_ended_; ++i) input_ended_ = !reader_.next(skipped);
+  }
 
   /// The engine may hold callbacks into this job.
   ~ScoreJob() {
@@ -71,22 +68,20 @@ class ScoreJob {
   ScoreJob(const ScoreJob&) = delete;
   ScoreJob& operator=(const ScoreJob&) = delete;
 
-  ScoreResult run() {
+  /// False if it was stopped before all was done.
+  bool run() {
     while (true) {
-      if (hooks_.stop != nullptr && hooks_.stop->load()) {
-        result_.interrupted = true;
-        return result_;
-      }
+      if (hooks_.stop != nullptr && hooks_.stop->load()) return false;
       admit();
       write_finished();
       if (lines_.empty()) {
-        if (input_ended_) return result_;
+        if (input_ended_) return true;
         continue;
       }
       if (!engine_.step() && lines_.begin()->second.missing > 0)
         throw std::runtime_error("the engine has nothing to do, but owes answers to " + std::to_string(lines_.size()) + " lines");
       write_finished();
-      if (hooks_.progress) hooks_.progress(result_.answered + result_.failed, engine_.counters().prompt_tokens);
+      if (hooks_.progress) hooks_.progress(num_written_, engine_.counters().prompt_tokens);
     }
   }
 
@@ -117,18 +112,21 @@ class ScoreJob {
     }
   }
 
+  /// Nothing of a line runs if the engine refuses a part of it.
   void submit(std::uint64_t number, Line& line) {
-    line.scores.resize(line.request.windows.size());
-    line.missing = line.scores.size();
-    for (std::size_t i = 0; i < line.scores.size(); ++i) {
-      const ScoreWindow& window = line.request.windows[i];
-      Request request;
-      request.id = next_request_id_++;
-      request.prompt.assign(line.request.tokens.begin() + static_cast<std::ptrdiff_t>(window.begin),
-                            line.request.tokens.begin() + static_cast<std::ptrdiff_t>(window.end));
-      request.first_scored = window.first_scored - window.begin;
-      request.sampling.max_tokens = 0;
-      engine_.submit(std::move(request), [this, number, i](Completion&& completion) { collect(number, i, std::move(completion)); });
+    std::vector<Request> requests;
+    for (const ScoreWindow& window : line.request.windows) requests.push_back(window_request(line.request.tokens, window));
+    try {
+      for (const Request& request : requests) check_request(engine_, request);
+    } catch (const RequestError& error) {
+      line.request.error = error;
+      return;
+    }
+    line.scores.resize(requests.size());
+    line.missing = requests.size();
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      requests[i].id = next_request_id_++;
+      engine_.submit(std::move(requests[i]), [this, number, i](Completion&& completion) { collect(number, i, std::move(completion)); });
     }
   }
 
@@ -144,8 +142,8 @@ class ScoreJob {
     while (!lines_.empty() && lines_.begin()->second.missing == 0) {
       const Line& line = lines_.begin()->second;
       const bool failed = line.request.error.has_value();
-      output_.append(failed ? score_error_line(line.request, *line.request.error) : score_line(line.request, line.scores));
-      ++(failed ? result_.failed : result_.answered);
+      journal_.append({++num_written_, 0},
+                      {failed ? score_error_line(line.request, *line.request.error) : score_line(line.request, line.scores), !failed});
       lines_.erase(lines_.begin());
     }
   }
@@ -153,50 +151,55 @@ class ScoreJob {
   const ScoreOptions& options_;
   Engine& engine_;
   const ScoreHooks& hooks_;
-  PartialFile& output_;
+  Journal& journal_;
   const ScoreContext context_;
   LineReader reader_;
   bool input_ended_ = false;
   std::map<std::uint64_t, Line> lines_;  // that are not written, by number
+  std::uint64_t num_written_ = 0;
   RequestId next_request_id_ = 1;
-  ScoreResult result_;
 };
 
 }  // namespace
 
-void check_score_files(const ScoreOptions& options) {
-  std::error_code ignored;
-  const std::string output = options.output_file.string();
-  if (output.empty() || !options.output_file.has_filename())
-    throw UsageError("the output file needs a file name, but is \"" + output + "\"");
-  const fs::file_status input = fs::status(options.input_file, ignored);
-  if (!fs::exists(input)) throw UsageError(options.input_file.string() + ": the input file does not exist");
-  if (fs::is_directory(input)) throw UsageError(options.input_file.string() + ": the input file is a directory");
-  const fs::file_status there = fs::status(options.output_file, ignored);
-  if (fs::exists(there) && !fs::is_regular_file(there))
-    throw UsageError(output + ": the output file must be an ordinary file, because it is put in place by a rename");
-  const fs::path folder = options.output_file.has_parent_path() ? options.output_file.parent_path() : fs::path(".");
-  if (!fs::is_directory(folder, ignored)) throw UsageError(output + ": the folder of the output file does not exist");
-  for (const fs::path& path : {options.output_file, partial_path(options)}) {
-    if (same_file(options.input_file, path)) throw UsageError(path.string() + ": the job would overwrite its input file");
-  }
-  if (fs::exists(there) && !options.overwrite) throw UsageError(output + ": exists already: --overwrite replaces it");
+ReadJournalLine score_lines_reader() {
+  return [number = std::uint64_t{0}, whole = true](std::string_view line) mutable -> std::optional<JournalLine> {
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    const bool is_error = json.is_object() && json.contains("error");
+    whole = whole && json.is_object() && json.contains("id") && (is_error || json.contains("loglikelihood"));
+    if (!whole) return std::nullopt;
+    return JournalLine{{++number, 0}, !is_error};
+  };
 }
 
 ScoreResult run_score(const ScoreOptions& options, Engine& engine, const text::Tokenizer* tokenizer, const ScoreHooks& hooks) {
-  check_score_files(options);
-  PartialFile output(options);
+  check_job_files(options);
+  const JobStart start = find_job_start(options);
+  const RunRecord record = start == JobStart::kFresh ? new_record(options, engine) : old_record(options, engine);
   ScoreResult result;
-  try {
-    result = ScoreJob(options, engine, tokenizer, hooks, output).run();
-  } catch (...) {
-    output.remove();
-    throw;
+  if (start == JobStart::kComplete) {
+    const AnswerCounts counts = count_answers(options.output_file, score_lines_reader());
+    result.answered = counts.ok;
+    result.failed = counts.failed;
+    result.resumed = counts.ok + counts.failed;
+    return result;
   }
+  Journal journal = open_journal(options, start, record, score_lines_reader());
+  if (start == JobStart::kContinue) {
+    if (!record.line_fingerprints || !std::filesystem::is_regular_file(options.input_file))
+      throw UsageError("--resume: " + options.input_file.string() +
+                       ": requests through a pipe can not be compared with those that are answered");
+    result.resumed = journal.recover(false).size();
+    if (result.resumed > record.line_fingerprints->size())
+      throw UsageError("--resume: " + journal_path(options).string() + ": has more answers than there are requests");
+  }
+  result.interrupted = !ScoreJob(options, engine, tokenizer, hooks, journal, result.resumed).run();
+  result.answered = journal.num_answered();
+  result.failed = journal.num_failed();
   if (result.interrupted) {
-    output.remove();
+    journal.sync();
   } else {
-    output.finish();
+    journal.finish(options.output_file, std::nullopt, false);
   }
   return result;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <new>
 
 #include "engine/io/request_json.h"
 #include "engine/io/request_values.h"
@@ -138,6 +139,10 @@ ScoreRequest parse_score_line(std::string_view line, std::uint64_t line_number, 
     read_line(parse_json(line), context, request);
   } catch (const RequestError& error) {
     request.error = error;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {  // a fault of ours in the tokenizer
+    request.error = RequestError(500, "internal_error", "", error.what());
   }
   return request;
 }

@@ -33,4 +33,13 @@ std::vector<ScoreWindow> rolling_windows(std::size_t num_tokens, std::size_t max
   return windows;
 }
 
+Request window_request(std::span<const TokenId> tokens, const ScoreWindow& window) {
+  Request request;
+  const std::span<const TokenId> part = tokens.subspan(window.begin, window.end - window.begin);
+  request.prompt.assign(part.begin(), part.end());
+  request.first_scored = window.first_scored - window.begin;
+  request.sampling.max_tokens = 0;
+  return request;
+}
+
 }  // namespace lockstep::engine

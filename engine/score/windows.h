@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
+
+#include "engine/runtime/request.h"
 
 namespace lockstep::engine {
 
@@ -21,5 +24,8 @@ std::vector<ScoreWindow> score_windows(std::size_t num_tokens, std::size_t windo
 /// The windows of a rolling log-likelihood: each token but the first is scored once, `max_scored` a window, behind one token of context;
 /// the last window begins early enough to be as long as the others.
 std::vector<ScoreWindow> rolling_windows(std::size_t num_tokens, std::size_t max_scored);
+
+/// What scores a window of a text, and generates nothing.
+Request window_request(std::span<const TokenId> tokens, const ScoreWindow& window);
 
 }  // namespace lockstep::engine

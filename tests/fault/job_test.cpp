@@ -63,19 +63,6 @@ class Faults : public testing::Test {
   }
   Process start(const Arguments& command) const { return Process(command, output_); }
 
-  /// The ranks themselves: not the launcher, which has the same arguments, nor mpirun.
-  std::vector<pid_t> ranks(const Process& job) const {
-    std::vector<pid_t> found;
-    for (const pid_t pid : job.processes()) {
-      const std::string environment = contents(fmt::format("/proc/{}/environ", pid));
-      if (environment.find("OMPI_COMM_WORLD_RANK=") != std::string::npos) found.push_back(pid);
-    }
-    return found;
-  }
-  static int rank_of(pid_t pid) {
-    const std::string environment = contents(fmt::format("/proc/{}/environ", pid));
-    return std::atoi(environment.c_str() + environment.find("OMPI_COMM_WORLD_RANK=") + 21);
-  }
   std::size_t num_answers() const {
     const std::string journal = contents(output_ + ".partial");
     return static_cast<std::size_t>(std::count(journal.begin(), journal.end(), '\n'));
@@ -112,10 +99,10 @@ TEST_F(Faults, AKilledRankIsNamedAndTheJobResumes) {
   std::mt19937 random(static_cast<unsigned>(getpid()));
   Process job = start(batch_here({"-tp", "3"}));
   ASSERT_TRUE(wait_for_answers(1 + random() % (kNumRequests / 3))) << job.log();
-  const auto victims = ranks(job);
+  const auto victims = job.ranks();
   ASSERT_EQ(victims.size(), 3u);
   const pid_t victim = victims[random() % 3];
-  const int rank = rank_of(victim);
+  const int rank = Process::rank_of(victim);
   kill(victim, SIGKILL);
   EXPECT_EQ(job.wait(milliseconds(2000)), 1);
   EXPECT_THAT(job.log(),
@@ -130,12 +117,12 @@ TEST_F(Faults, ARankMayDieInAnyPhase) {
     fs::remove(output_ + ".partial");
     fs::remove(output_ + ".run.json");
     Process job = start(batch_here({"-tp", "3", "--overwrite"}));
-    ASSERT_TRUE(Process::wait_until([&] { return ranks(job).size() == 3; }, milliseconds(30'000))) << job.log();
+    ASSERT_TRUE(Process::wait_until([&] { return job.ranks().size() == 3; }, milliseconds(30'000))) << job.log();
     std::this_thread::sleep_for(milliseconds(tries * 60));  // from the start of MPI to the first steps
-    const auto victims = ranks(job);
+    const auto victims = job.ranks();
     if (victims.size() != 3) continue;
     const pid_t victim = victims[static_cast<std::size_t>(tries) % 3];
-    const int rank = rank_of(victim);
+    const int rank = Process::rank_of(victim);
     kill(victim, SIGKILL);
     EXPECT_EQ(job.wait(milliseconds(2500)), 1) << tries << "\n" << job.log();
     EXPECT_THAT(job.log(), AnyOf(HasSubstr(fmt::format("rank {} ", rank)), HasSubstr("did not start the ranks"))) << tries;
@@ -194,7 +181,7 @@ TEST_F(Faults, AnMpirunStartedByHandLeavesNoProcessEither) {
 TEST_F(Faults, ARestartFinishesTheJob) {
   Process job = start(batch_here({"-tp", "2", "--restarts", "1"}));
   ASSERT_TRUE(wait_for_answers(20)) << job.log();
-  kill(ranks(job).at(1), SIGKILL);
+  kill(job.ranks().at(1), SIGKILL);
   EXPECT_EQ(job.wait(), 0) << job.log();
   EXPECT_THAT(job.log(), HasSubstr("starting again where it stopped, try 1 of 1"));
   EXPECT_TRUE(contents(output_) == contents(path("expected.jsonl")));

@@ -1,14 +1,17 @@
-// A GGUF file, its metadata as a configuration and a tokenizer, and the bytes of its tensors; and the same input as the two parts of a
-// split model, the second of which begins at the second magic number.
+// A GGUF file, its metadata as a configuration (with the graph and what it asks of the tensors) and a tokenizer, and the bytes of its
+// tensors; and the same input as the two parts of a split model, the second of which begins at the second magic number.
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "engine/model/gguf_config.h"
+#include "engine/model/registry.h"
 #include "engine/weights/gguf.h"
+#include "engine/weights/loader.h"
 #include "tests/fuzz/memory_file.h"
 
 using namespace lockstep;
@@ -26,7 +29,10 @@ void read_all(std::vector<engine::InputFile> parts) {
       if (auto vocabulary = engine::vocabulary_from_gguf(file.metadata)) text::tokenizer_from_gguf(std::move(*vocabulary));
     } catch (const std::exception&) {
     }
-    engine::spec_from_gguf(file);
+    const engine::ModelSpec spec = engine::spec_from_gguf(file);
+    if (spec.num_layers > 8) return;
+    parallel::Graph graph = engine::family_of(spec.architecture).build(spec);
+    engine::bind_tensors(graph, spec, *file.tensors, std::nullopt);
   } catch (const std::exception&) {
   }
 }

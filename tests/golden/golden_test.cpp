@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "device/cpu/cpu_device.h"
 #include "engine/model/hf_config.h"
@@ -17,6 +15,7 @@
 #include "engine/runtime/rotary.h"
 #include "engine/weights/safetensors.h"
 #include "parallel/plan.h"
+#include "tests/golden/record.h"
 #include "tests/support/session_run.h"
 
 namespace lockstep {
@@ -24,113 +23,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr float kLogitBound = 5e-4f;
+using test::Golden;
 
-struct Golden {
-  std::string name;
-  fs::path model;     // folder or GGUF file
-  fs::path json;      // prompts, greedy tokens
-  fs::path logits;    // logits.<prompt>
-  fs::path hidden;    // may not exist
-  int max_ranks = 4;  // to try
-};
-
-void PrintTo(const Golden& golden, std::ostream* out) { *out << golden.name; }
-
-fs::path golden_root() {
-  const char* wider = std::getenv("LOCKSTEP_GOLDENS");
-  return wider != nullptr ? fs::path(wider) : fs::path(LOCKSTEP_TEST_DATA);
-}
-
-std::vector<Golden> goldens() {
-  std::vector<Golden> found;
-  const fs::path root = golden_root();
-  for (const char* name : {"llama-mha",
-                           "llama-gqa",
-                           "llama-gqa-bf16",
-                           "llama-gqa-fp16",
-                           "llama-gqa-sharded",
-                           "llama-tied",
-                           "llama-bias",
-                           "llama-headdim",
-                           "llama-linear",
-                           "llama-dynamic",
-                           "llama-yarn",
-                           "llama3-rope",
-                           "mistral-sw",
-                           "mistral-nosw",
-                           "qwen2",
-                           "qwen3",
-                           "gpt2",
-                           "gemma",
-                           "gemma2",
-                           "gemma3",
-                           "phi3",
-                           "mixtral",
-                           "qwen2-moe",
-                           "qwen3-moe",
-                           "olmo2",
-                           "granite",
-                           "smollm3",
-                           "gpt-neox",
-                           "starcoder2",
-                           "stablelm",
-                           "cohere",
-                           "phi",
-                           "glm4",
-                           "opt",
-                           "bloom"}) {
-    const fs::path folder = root / "models" / name;
-    const fs::path answers = std::string(name) == "llama-gqa-sharded" ? root / "models" / "llama-gqa" : folder;
-    if (fs::exists(answers / "golden.json"))
-      found.push_back(
-          {name, folder, answers / "golden.json", answers / "golden_logits.safetensors", answers / "golden_hidden.safetensors"});
-  }
-  for (const char* name : {"llama-gqa-F32", "llama-gqa-F16", "llama-gqa-BF16", "gqa288-F32", "gqa288-F16", "gqa288-BF16", "gqa288-Q8_0",
-                           "gqa288-Q4_0", "gqa288-Q4_1", "gqa288-Q5_0", "kquant256-Q4_K", "kquant256-Q5_K", "kquant256-Q6_K", "llama3-F32",
-                           "qwen2-F32", "qwen2-Q8_0", "qwen3-F32"}) {
-    const fs::path stem = (fs::exists(root / "gguf" / "models") ? root / "gguf" / "models" : root / "gguf") / name;
-    if (fs::exists(stem.string() + ".gguf")) {
-      found.push_back({name, stem.string() + ".gguf", stem.string() + ".golden.json", stem.string() + ".golden.safetensors", ""});
-    }
-  }
-  // Blocks of 32 and heads of 16: two heads a leaf, two leaves.
-  for (Golden& golden : found) golden.max_ranks = golden.name == "qwen2-Q8_0" ? 2 : 4;
-  return found;
-}
-
-/// Each with every number of ranks.
-std::vector<std::tuple<Golden, int>> with_ranks(const std::vector<Golden>& all) {
-  std::vector<std::tuple<Golden, int>> cases;
-  for (const Golden& golden : all) {
-    for (int ranks = 1; ranks <= golden.max_ranks; ++ranks) cases.emplace_back(golden, ranks);
-  }
-  return cases;
-}
-
-std::vector<float> read_tensor(const engine::WeightSource& source, const std::string& name) {
-  const engine::StoredTensor* tensor = source.find(name);
-  if (tensor == nullptr) throw std::runtime_error("no golden tensor " + name);
-  std::vector<float> values(tensor->bytes / sizeof(float));
-  source.read(*tensor, 0, std::as_writable_bytes(std::span(values)));
-  return values;
-}
-
-float largest_difference(const std::vector<float>& got, const std::vector<float>& expected) {
-  EXPECT_EQ(got.size(), expected.size());
-  float largest = 0;
-  for (std::size_t i = 0; i < std::min(got.size(), expected.size()); ++i) {
-    const float difference = std::fabs(got[i] - expected[i]);
-    if (!(difference <= largest)) largest = difference;  // NaN counts
-  }
-  return largest;
-}
+constexpr float kLogitBound = 5e-4f, kRotaryBound = 2e-5f;
 
 class Goldens : public testing::TestWithParam<std::tuple<Golden, int>> {
  protected:
   const Golden& golden() const { return std::get<0>(GetParam()); }
   int ranks() const { return std::get<1>(GetParam()); }
-  nlohmann::json prompts() const { return nlohmann::json::parse(std::ifstream(golden().json)).at("prompts"); }
 };
 
 class GoldenHiddenStates : public Goldens {};
@@ -139,12 +39,12 @@ TEST_P(Goldens, LogitsOfEveryPositionAndGreedyTokensMatchTheReference) {
   const auto expected = engine::read_safetensors(golden().logits);
   test::with_session(test::exact_setup(golden().model, ranks()), [&](engine::Session& session) {
     float largest = 0;
-    const nlohmann::json all_prompts = prompts();
-    for (const auto& [name, prompt] : all_prompts.items()) {
+    const nlohmann::json answers = golden().answers();
+    for (const auto& [name, prompt] : answers.at("prompts").items()) {
       const auto tokens = prompt.at("tokens").get<std::vector<std::int32_t>>();
       std::vector<float> got;
       for (const auto& row : test::prompt_logits(session, tokens)) got.insert(got.end(), row.begin(), row.end());
-      const float difference = largest_difference(got, read_tensor(*expected, "logits." + name));
+      const float difference = test::largest_difference(got, test::golden_values(*expected, "logits." + name));
       EXPECT_LE(difference, kLogitBound) << name;
       largest = std::max(largest, difference);
       if (!prompt.contains("greedy")) continue;
@@ -152,8 +52,13 @@ TEST_P(Goldens, LogitsOfEveryPositionAndGreedyTokensMatchTheReference) {
       const auto greedy = prompt.at(prompt.contains("greedy_with_cache") ? "greedy_with_cache" : "greedy").get<std::vector<std::int32_t>>();
       EXPECT_EQ(test::greedy(session, tokens, static_cast<std::uint32_t>(greedy.size())), greedy) << name;
     }
-    RecordProperty("largest_logit_difference", std::to_string(largest));
-    std::printf("%s, %d ranks: largest logit difference %.2g\n", golden().name.c_str(), ranks(), static_cast<double>(largest));
+    test::record_largest(golden(), "logits", largest);
+    if (answers.contains("greedy_eos")) {
+      const nlohmann::json& until_eos = answers["greedy_eos"];
+      const auto prompt = answers["prompts"].at(until_eos.at("prompt").get<std::string>()).at("tokens").get<std::vector<std::int32_t>>();
+      EXPECT_EQ(test::greedy(session, prompt, 48, {until_eos.at("eos_token_id").get<std::int32_t>()}),
+                until_eos.at("tokens").get<std::vector<std::int32_t>>());
+    }
   });
 }
 
@@ -163,7 +68,8 @@ bool is_in_reference(const engine::WeightSource& expected, const std::string& na
   if (expected.find(name) == nullptr) return false;
   if (!name.ends_with(".attn_out") && !name.ends_with(".mlp_out")) return true;
   const std::string layer = name.substr(0, name.rfind('.'));
-  return expected.find(layer + ".mlp_out") == nullptr || read_tensor(expected, layer + ".mlp_out") != read_tensor(expected, layer + ".out");
+  return expected.find(layer + ".mlp_out") == nullptr ||
+         test::golden_values(expected, layer + ".mlp_out") != test::golden_values(expected, layer + ".out");
 }
 
 TEST_P(GoldenHiddenStates, OfEveryLayerMatchTheReference) {
@@ -171,7 +77,8 @@ TEST_P(GoldenHiddenStates, OfEveryLayerMatchTheReference) {
   test::with_session(test::exact_setup(golden().model, ranks()), [&](engine::Session& session) {
     std::map<std::string, std::vector<float>> got;
     session.forward(
-        prompts().at("p33").at("tokens").get<std::vector<std::int32_t>>(), [](std::size_t, std::span<const float>) {},
+        golden().answers().at("prompts").at("p33").at("tokens").get<std::vector<std::int32_t>>(),
+        [](std::size_t, std::span<const float>) {},
         [&](const std::string& name, std::size_t, std::size_t, std::span<const float> values) {
           got[name].insert(got[name].end(), values.begin(), values.end());
         });
@@ -181,21 +88,20 @@ TEST_P(GoldenHiddenStates, OfEveryLayerMatchTheReference) {
     std::size_t compared = 0;
     for (const auto& [name, values] : got) {
       if (!is_in_reference(*expected, name)) continue;
-      const float difference = largest_difference(values, read_tensor(*expected, name));
+      const float difference = test::largest_difference(values, test::golden_values(*expected, name));
       EXPECT_LE(difference, kLogitBound) << name;
       largest = std::max(largest, difference);
       ++compared;
     }
     EXPECT_GE(compared, 2 + num_layers);
-    RecordProperty("largest_hidden_difference", std::to_string(largest));
+    test::record_largest(golden(), "hidden_states", largest);
   });
 }
 
 class GoldenRanks : public testing::TestWithParam<Golden> {};
 
 TEST_P(GoldenRanks, OfAnyNumberGiveTheSameBytes) {
-  const auto all = nlohmann::json::parse(std::ifstream(GetParam().json)).at("prompts");
-  const auto tokens = all.at("p33").at("tokens").get<std::vector<std::int32_t>>();
+  const auto tokens = GetParam().answers().at("prompts").at("p33").at("tokens").get<std::vector<std::int32_t>>();
   std::vector<std::vector<float>> expected;
   for (int ranks = 1; ranks <= GetParam().max_ranks; ++ranks) {
     test::RunSetup setup = test::exact_setup(GetParam().model, ranks);
@@ -224,88 +130,121 @@ engine::ModelSpec spec_of(const fs::path& config) {
   return engine::spec_from_hf_config(std::string(std::istreambuf_iterator<char>(file), {}), config.string());
 }
 
-TEST(GoldenConfigs, OldAndNewSpellingsMeanTheSameModel) {
-  std::size_t compared = 0;
-  for (const auto& entry : fs::directory_iterator(golden_root() / "models")) {
-    const fs::path old_config = entry.path() / "config.json", new_config = entry.path() / "config.v5.json";
-    if (!fs::exists(new_config) || entry.path().filename() == "gpt-oss") continue;
-    const engine::ModelSpec old_spec = spec_of(old_config), new_spec = spec_of(new_config);
-    const parallel::Graph old_graph = engine::family_of(old_spec.architecture).build(old_spec),
-                          new_graph = engine::family_of(new_spec.architecture).build(new_spec);
-    EXPECT_EQ(shown(old_graph), shown(new_graph)) << entry.path();
-    EXPECT_TRUE(old_graph.rotaries == new_graph.rotaries) << entry.path();
-    EXPECT_EQ(old_spec.max_position_embeddings, new_spec.max_position_embeddings) << entry.path();
-    ++compared;
+class GoldenConfigs : public testing::TestWithParam<Golden> {};
+
+TEST_P(GoldenConfigs, OldAndNewSpellingsMeanTheSameModel) {
+  const engine::ModelSpec old_spec = spec_of(GetParam().model / "config.json"), new_spec = spec_of(GetParam().model / "config.v5.json");
+  const parallel::Graph old_graph = engine::family_of(old_spec.architecture).build(old_spec),
+                        new_graph = engine::family_of(new_spec.architecture).build(new_spec);
+  EXPECT_EQ(shown(old_graph), shown(new_graph));
+  EXPECT_TRUE(old_graph.rotaries == new_graph.rotaries);
+  EXPECT_EQ(old_spec.max_position_embeddings, new_spec.max_position_embeddings);
+}
+
+class GoldenRotary : public testing::TestWithParam<Golden> {};
+
+/// The largest difference of cos and sin at positions 0 .. length - 1.
+float rotary_difference(const parallel::Rotary& rotary, std::size_t length, const std::vector<float>& cosines,
+                        const std::vector<float>& sines) {
+  device::StepBatch batch;
+  batch.sequences = {{.num_tokens = static_cast<std::uint32_t>(length), .prompt_length = static_cast<std::uint32_t>(length)}};
+  engine::RotaryAngles angles;
+  engine::angles_of_tokens(rotary, batch, angles);
+  const std::size_t half = rotary.dim / 2, columns = cosines.size() / length;
+  // The reference has the columns twice, or each twice in a row, or once.
+  const bool doubled = columns == rotary.dim && half > 1 && cosines[columns] == cosines[columns + 1];
+  std::vector<float> expected_cosines, expected_sines;
+  for (std::size_t row = 0; row < length; ++row) {
+    for (std::size_t i = 0; i < half; ++i) {
+      const std::size_t at = row * columns + (doubled ? 2 * i : i);
+      expected_cosines.push_back(cosines.at(at));
+      expected_sines.push_back(sines.at(at));
+    }
   }
-  EXPECT_GE(compared, 8u);
+  return std::max(test::largest_difference(angles.cosines, expected_cosines), test::largest_difference(angles.sines, expected_sines));
 }
 
 /// cos and sin of positions 0 .. 47, and of a sequence of 128.
-TEST(GoldenRotary, TablesMatchTheReference) {
+TEST_P(GoldenRotary, TablesMatchTheReference) {
+  const auto expected = engine::read_safetensors(GetParam().rotary);
+  const engine::ModelSpec spec = spec_of(GetParam().model / "config.json");
+  const parallel::Graph graph = engine::family_of(spec.architecture).build(spec);
+  float largest = 0;
   std::size_t compared = 0;
-  for (const auto& entry : fs::directory_iterator(golden_root() / "models")) {
-    const fs::path answers = entry.path() / "golden_rope.safetensors";
-    if (!fs::exists(answers) || entry.path().filename() == "gpt-oss") continue;
-    const auto expected = engine::read_safetensors(answers);
-    const engine::ModelSpec spec = spec_of(entry.path() / "config.json");
-    const parallel::Graph graph = engine::family_of(spec.architecture).build(spec);
-    for (const parallel::Attention& attention : graph.attentions) {
-      if (attention.rotary == parallel::kNone) continue;
-      const parallel::Rotary& rotary = graph.rotaries[attention.rotary];
-      const std::string prefix = spec.local_rope && attention.window != 0 ? "rotary_emb_local." : "rotary_emb.";
-      for (const std::size_t length : {48, 128}) {
-        device::StepBatch batch;
-        batch.sequences = {{.num_tokens = static_cast<std::uint32_t>(length), .prompt_length = static_cast<std::uint32_t>(length)}};
-        engine::RotaryAngles angles;
-        engine::angles_of_tokens(rotary, batch, angles);
-        const std::string suffix = length == 128 ? ".len128" : "";
-        const std::vector<float> cosines = read_tensor(*expected, prefix + "cos" + suffix),
-                                 sines = read_tensor(*expected, prefix + "sin" + suffix);
-        const std::size_t half = rotary.dim / 2;
-        ASSERT_EQ(cosines.size(), length * rotary.dim) << entry.path();
-        // Cohere has each column twice in a row, the others the columns twice: read the first half, or every second.
-        const bool doubled = half > 1 && cosines[rotary.dim] == cosines[rotary.dim + 1];
-        float largest = 0;
-        for (std::size_t row = 0; row < length; ++row) {
-          for (std::size_t i = 0; i < half; ++i) {
-            const std::size_t at = row * rotary.dim + (doubled ? 2 * i : i);
-            largest = std::max(
-                {largest, std::fabs(angles.cosines[row * half + i] - cosines[at]), std::fabs(angles.sines[row * half + i] - sines[at])});
-          }
-        }
-        EXPECT_LE(largest, 2e-5f) << entry.path() << " " << length;
-      }
+  for (const parallel::Attention& attention : graph.attentions) {
+    if (attention.rotary == parallel::kNone) continue;
+    const std::string prefix = spec.local_rope && attention.window != 0 ? "rotary_emb_local." : "rotary_emb.";
+    for (const std::size_t length : {48, 128}) {
+      const std::string suffix = length == 128 ? ".len128" : "";
+      const float difference =
+          rotary_difference(graph.rotaries[attention.rotary], length, test::golden_values(*expected, prefix + "cos" + suffix),
+                            test::golden_values(*expected, prefix + "sin" + suffix));
+      EXPECT_LE(difference, kRotaryBound) << prefix << " of " << length;
+      largest = std::max(largest, difference);
       ++compared;
     }
   }
-  EXPECT_GE(compared, 1u);
+  EXPECT_GE(compared, 2u);
+  test::record_largest(GetParam(), "rotary_tables", largest);
 }
 
-std::vector<Golden> goldens_with_hidden_states() {
-  std::vector<Golden> found = goldens();
-  std::erase_if(found, [](const Golden& golden) { return !fs::exists(golden.hidden); });
+/// Text in, text out, with the folder's own tokenizer.
+TEST(GoldenText, GreedyAnswersAndTheirStreamsAreThoseOfTheReference) {
+  const fs::path folder = test::golden_root() / "models" / "llama-gqa";
+  const nlohmann::json golden = nlohmann::json::parse(std::ifstream(folder / "golden_text.json"));
+  test::with_session(test::exact_setup(folder, 2), [&](engine::Session& session) {
+    for (const nlohmann::json& one : golden.at("cases")) {
+      const auto ids = session.tokenizer().encode(one.at("text").get<std::string>(), true);
+      EXPECT_EQ(ids, one.at("ids").get<std::vector<std::int32_t>>());
+      engine::Request request;
+      request.prompt = ids;
+      request.sampling.temperature = 0.0f;
+      request.sampling.ignore_eos = true;
+      request.sampling.max_tokens = static_cast<std::uint32_t>(one.at("greedy").size());
+      engine::Choice choice;
+      session.engine().submit(std::move(request), [&](engine::Completion&& done) { choice = std::move(done.choices.at(0)); });
+      while (session.engine().step()) {
+      }
+      EXPECT_EQ(choice.tokens, one["greedy"].get<std::vector<std::int32_t>>());
+      std::string text;
+      for (const nlohmann::json& piece : one.at("stream_skip_special")) text += piece.get<std::string>();
+      EXPECT_EQ(choice.text, text);
+    }
+    EXPECT_GE(golden.at("cases").size(), 3u);
+  });
+}
+
+std::vector<Golden> all_goldens() {
+  std::vector<Golden> all = test::having("prompts", test::golden_folders());
+  for (Golden& golden : test::golden_files()) all.push_back(std::move(golden));
+  return all;
+}
+
+std::vector<Golden> folders_with(fs::path Golden::*file) {
+  std::vector<Golden> found = test::golden_folders();
+  std::erase_if(found, [&](const Golden& golden) { return !fs::exists(golden.*file); });
   return found;
 }
 
-std::string test_name(const testing::TestParamInfo<std::tuple<Golden, int>>& info) {
-  std::string name = std::get<0>(info.param).name + "_ranks" + std::to_string(std::get<1>(info.param));
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
+std::string ranks_name(const testing::TestParamInfo<std::tuple<Golden, int>>& info) {
+  return test::test_name(std::get<0>(info.param), std::get<1>(info.param));
 }
 
-std::string model_name(const testing::TestParamInfo<Golden>& info) {
-  std::string name = info.param.name;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-}
+std::string model_name(const testing::TestParamInfo<Golden>& info) { return test::test_name(info.param); }
 
-INSTANTIATE_TEST_SUITE_P(Models, Goldens, testing::ValuesIn(with_ranks(goldens())), test_name);
-INSTANTIATE_TEST_SUITE_P(Models, GoldenRanks, testing::ValuesIn(goldens()), model_name);
-INSTANTIATE_TEST_SUITE_P(Models, GoldenHiddenStates, testing::ValuesIn(with_ranks(goldens_with_hidden_states())), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, Goldens, testing::ValuesIn(test::with_ranks(all_goldens())), ranks_name);
+INSTANTIATE_TEST_SUITE_P(Models, GoldenRanks, testing::ValuesIn(all_goldens()), model_name);
+INSTANTIATE_TEST_SUITE_P(Models, GoldenHiddenStates, testing::ValuesIn(test::with_ranks(folders_with(&Golden::hidden))), ranks_name);
+INSTANTIATE_TEST_SUITE_P(Models, GoldenConfigs, testing::ValuesIn(test::golden_folders()), model_name);
+INSTANTIATE_TEST_SUITE_P(Models, GoldenRotary, testing::ValuesIn(folders_with(&Golden::rotary)), model_name);
 
-TEST(GoldenSet, TheTreeHasModelsOfBothKinds) {
-  EXPECT_GE(goldens().size(), 10u);
-  EXPECT_FALSE(goldens_with_hidden_states().empty());
+TEST(GoldenSet, IsWhole) {
+  EXPECT_GE(test::golden_folders().size(), 35u);
+  EXPECT_GE(all_goldens().size(), 10u);
+  EXPECT_GE(folders_with(&Golden::hidden).size(), 5u);
+  EXPECT_GE(folders_with(&Golden::rotary).size(), 5u);
+  // The models of the reference set that the program has no family for.
+  for (const std::string& name : test::golden_folders_without_family()) EXPECT_EQ(name, "gpt-oss");
 }
 
 }  // namespace

@@ -1,41 +1,29 @@
 // The perplexity of small models on a text of 64 tokens, and its log-probabilities, against the reference (in fp64 from fp32 logits).
 
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "engine/score/perplexity.h"
+#include "tests/golden/record.h"
 #include "tests/support/session_run.h"
 
 namespace lockstep {
 namespace {
 
-namespace fs = std::filesystem;
-
-fs::path models() {
-  const char* wider = std::getenv("LOCKSTEP_GOLDENS");
-  return (wider != nullptr ? fs::path(wider) : fs::path(LOCKSTEP_TEST_DATA)) / "models";
-}
-
-class ScoreGoldens : public testing::TestWithParam<std::tuple<std::string, int>> {
- protected:
-  fs::path folder() const { return models() / std::get<0>(GetParam()); }
-  nlohmann::json golden() const { return nlohmann::json::parse(std::ifstream(folder() / "golden.json")); }
-};
+class ScoreGoldens : public testing::TestWithParam<std::tuple<test::Golden, int>> {};
 
 TEST_P(ScoreGoldens, PerplexityIsThatOfTheReference) {
-  const nlohmann::json score = golden().at("score");
+  const test::Golden& model = std::get<0>(GetParam());
+  const nlohmann::json score = model.answers().at("score");
   const auto tokens = score.at("tokens").get<std::vector<std::int32_t>>();
   const auto expected = score.at("token_logprobs").get<std::vector<double>>();
-  const double perplexity = score.at("perplexity").get<double>();
-  test::with_session(test::exact_setup(folder(), std::get<1>(GetParam())), [&](engine::Session& session) {
+  test::with_session(test::exact_setup(model.model, std::get<1>(GetParam())), [&](engine::Session& session) {
     const engine::Perplexity whole = engine::measure_perplexity(session.engine(), tokens);
     EXPECT_EQ(whole.num_scored, expected.size());
-    EXPECT_LE(std::fabs(whole.perplexity() / perplexity - 1.0), 1e-5) << whole.perplexity();
+    const double difference = std::fabs(whole.perplexity() / score.at("perplexity").get<double>() - 1.0);
+    EXPECT_LE(difference, 1e-5) << whole.perplexity();
+    test::record_largest(model, "perplexity", difference);
 
     engine::Request request;
     request.prompt = tokens;
@@ -50,16 +38,12 @@ TEST_P(ScoreGoldens, PerplexityIsThatOfTheReference) {
   });
 }
 
-std::string test_name(const testing::TestParamInfo<std::tuple<std::string, int>>& info) {
-  std::string name = std::get<0>(info.param) + "_ranks" + std::to_string(std::get<1>(info.param));
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
+std::string case_name(const testing::TestParamInfo<ScoreGoldens::ParamType>& info) {
+  return test::test_name(std::get<0>(info.param), std::get<1>(info.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, ScoreGoldens,
-                         testing::Combine(testing::Values("llama-mha", "llama-gqa", "llama-tied", "llama-bias", "llama-headdim"),
-                                          testing::Values(1, 3)),
-                         test_name);
+INSTANTIATE_TEST_SUITE_P(Models, ScoreGoldens, testing::ValuesIn(test::with_ranks(test::having("score", test::golden_folders()))),
+                         case_name);
 
 }  // namespace
 }  // namespace lockstep

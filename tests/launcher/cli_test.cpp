@@ -201,6 +201,10 @@ TEST(CommandLine, QuantizeTakesTwoFilesAndAType) {
   EXPECT_TRUE(config.overwrite);
   EXPECT_EQ(parse({"quantize", "--type=F16", "folder", "out.gguf"}).config.model, "folder");
   EXPECT_THAT(refusal({"quantize", "in.gguf"}), HasSubstr("lockstep quantize IN OUT"));
+  const RunConfig compared = parse({"quantize", "a", "b", "--perplexity", "t", "--window", "64", "--stride", "32", "--bare-text"}).config;
+  EXPECT_EQ(compared.perplexity_file, "t");
+  EXPECT_EQ(compared.window, 64);
+  EXPECT_THAT(refusal({"quantize", "a", "b", "--window", "64"}), HasSubstr("--window and --stride need --perplexity"));
   EXPECT_THAT(refusal({"quantize", "a", "b", "c"}), HasSubstr("'c' is not a flag"));
   EXPECT_THAT(refusal({"quantize", "a", "b", "--type", "Q3_K"}), HasSubstr("'Q3_K' is none of F16, Q8_0, Q4_0, Q4_K, Q6_K"));
   EXPECT_THAT(refusal({"quantize", "a", "b", "--seed", "1"}), HasSubstr("--seed is not for lockstep quantize"));
@@ -289,7 +293,10 @@ TEST(CommandLine, ScoreMeasuresATextOrAnswersRequests) {
   EXPECT_THAT(score({"-i", "i", "-o", "o", "--window", "9"}), HasSubstr("need --perplexity"));
   EXPECT_THAT(score({"--perplexity", "t", "--window", "1"}), HasSubstr("scores nothing"));
   EXPECT_THAT(score({"--perplexity", "t", "--window", "8", "--stride", "9"}), HasSubstr("leaves tokens out"));
-  EXPECT_THAT(score({"--perplexity", "t", "--resume"}), HasSubstr("--resume is not for lockstep score"));
+  EXPECT_EQ(score({"-i", "i", "-o", "o", "--resume", "--restarts", "2"}), "(accepted)");
+  EXPECT_THAT(score({"-i", "i", "-o", "o", "--resume", "--overwrite"}), HasSubstr("contradict each other"));
+  EXPECT_THAT(score({"--perplexity", "t", "--resume"}), HasSubstr("--resume and --restarts are for --input-file"));
+  EXPECT_THAT(score({"-i", "i", "-o", "o", "--retry-errors"}), HasSubstr("--retry-errors is not for lockstep score"));
 }
 
 TEST(CommandLine, BenchCommNeedsNoModel) {

@@ -2,10 +2,12 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -81,6 +83,19 @@ class Process {
     return found;
   }
 
+  /// The ranks themselves: not the launcher, which has the same arguments, nor mpirun.
+  std::vector<pid_t> ranks() const {
+    std::vector<pid_t> found;
+    for (const pid_t pid : processes()) {
+      if (environment_of(pid).find(kRankVariable) != std::string::npos) found.push_back(pid);
+    }
+    return found;
+  }
+  static int rank_of(pid_t pid) {
+    const std::string environment = environment_of(pid);
+    return std::atoi(environment.c_str() + environment.find(kRankVariable) + kRankVariable.size());
+  }
+
   bool wait_for_processes(std::size_t count, milliseconds limit, const std::string& argument = "") const {
     return wait_until([&] { return processes(argument).size() == count; }, limit);
   }
@@ -96,6 +111,9 @@ class Process {
   }
 
  private:
+  static constexpr std::string_view kRankVariable = "OMPI_COMM_WORLD_RANK=";
+  static std::string environment_of(pid_t pid) { return contents("/proc/" + std::to_string(pid) + "/environ"); }
+
   static inline int counter_ = 0;
   std::string token_;
   std::filesystem::path log_path_;

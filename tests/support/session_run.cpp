@@ -83,12 +83,14 @@ std::vector<std::vector<float>> prompt_logits(engine::Session& session, const st
   return rows;
 }
 
-std::vector<std::int32_t> greedy(engine::Session& session, const std::vector<std::int32_t>& prompt, std::uint32_t count) {
+std::vector<std::int32_t> greedy(engine::Session& session, const std::vector<std::int32_t>& prompt, std::uint32_t count,
+                                 const std::vector<std::int32_t>& end_ids) {
   engine::Request request;
   request.id = 1;
   request.prompt = prompt;
   request.sampling.temperature = 0.0f;
   request.sampling.ignore_eos = true;
+  request.sampling.stop_token_ids = end_ids;
   request.sampling.max_tokens = count;
   std::vector<std::int32_t> tokens;
   session.engine().submit(std::move(request), [&](engine::Completion&& done) {

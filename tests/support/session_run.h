@@ -29,7 +29,8 @@ void with_session(const RunSetup& setup, const std::function<void(engine::Sessio
 /// Logits of every prompt position: [tokens][vocabulary].
 std::vector<std::vector<float>> prompt_logits(engine::Session& session, const std::vector<std::int32_t>& prompt);
 
-/// Greedy continuation of exactly `count` tokens.
-std::vector<std::int32_t> greedy(engine::Session& session, const std::vector<std::int32_t>& prompt, std::uint32_t count);
+/// Greedy continuation of exactly `count` tokens, or fewer that end in one of `end_ids`.
+std::vector<std::int32_t> greedy(engine::Session& session, const std::vector<std::int32_t>& prompt, std::uint32_t count,
+                                 const std::vector<std::int32_t>& end_ids = {});
 
 }  // namespace lockstep::test

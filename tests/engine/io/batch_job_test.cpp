@@ -228,6 +228,28 @@ TEST_F(BatchJobTest, FiftyBadLinesOfTwoThousandCostFiftyErrorLines) {
   }
 }
 
+TEST_F(BatchJobTest, WhatOnlyTheEngineRefusesCostsItsLineAlone) {
+  input(
+      "{\"prompt\": \"one\"}\n"
+      "{\"prompt\": \"x\", \"use_beam_search\": true, \"n\": 60}\n"
+      "{\"prompt\": [\"fine\", \"\xc3\xa9\"]}\n"  // the tokenizer's ids of the second are beyond the model's
+      "{\"prompt\": \"x\", \"use_beam_search\": true, \"n\": 2}\n");
+  FakeEngine engine;
+  engine.limits_.vocab_size = 150;
+  const BatchResult result = run(engine);
+  EXPECT_EQ(result.answered, 2u);
+  EXPECT_EQ(result.failed, 2u);
+  EXPECT_EQ(engine.submitted.size(), 2u) << "no prompt of a refused line runs";
+  const auto lines = split_lines(output());
+  ASSERT_EQ(lines.size(), 4u);
+  for (const auto& [at, message] : {std::pair{1u, "too many beams"}, {2u, "token 198 of the prompt"}}) {
+    const Json response = Json::parse(lines[at])["response"];
+    EXPECT_EQ(response["status_code"], 400);
+    EXPECT_EQ(response["body"]["error"]["code"], "invalid_request");
+    EXPECT_EQ(response["body"]["error"]["message"], message);
+  }
+}
+
 TEST_F(BatchJobTest, ASecondUseOfACustomIdIsRefused) {
   input(
       "{\"custom_id\": \"a\", \"prompt\": \"x\"}\n{\"custom_id\": \"line-3\", \"prompt\": \"x\"}\n{\"prompt\": \"x\"}\n{\"custom_id\": "
@@ -299,7 +321,7 @@ TEST_F(BatchJobTest, PathsThatCollideAreRefused) {
 
 TEST_F(BatchJobTest, ASecondJobOnTheSameOutputIsRefused) {
   input(kFive);
-  const Journal other(partial());
+  const Journal other(partial(), read_batch_answer);
   expect_usage_error("another job is writing this output");
 }
 

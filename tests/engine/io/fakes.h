@@ -56,7 +56,15 @@ class FakeEngine : public Engine {
  public:
   explicit FakeEngine(std::uint32_t order_seed = 1) : random_(order_seed) {}
 
+  /// As the coordinator: a tokenizer may have more tokens than the model, and a search more beams than can be ranked.
+  void check(const Request& request) const override {
+    for (const TokenId id : request.prompt) {
+      if (static_cast<std::size_t>(id) >= limits_.vocab_size) throw std::invalid_argument("token " + std::to_string(id) + " of the prompt");
+    }
+    if (request.sampling.beams && request.sampling.beams->num_beams > 48) throw std::invalid_argument("too many beams");
+  }
   void submit(Request request, OnCompletion done) override {
+    check(request);
     const bool only_scored = request.first_scored != 0 && request.sampling.max_tokens == 0;
     if (request.prompt.empty() || request.prompt.size() >= limits_.max_model_len + (only_scored ? 2 : 0))
       throw std::logic_error("the caller must not submit this");

@@ -33,7 +33,7 @@ class JournalTest : public testing::Test {
 TEST_F(JournalTest, RecoversTheWholeLinesOfAFileCutAtAnyByte) {
   const std::vector<std::uint64_t> order = {3, 1, 9, 2};
   {
-    Journal journal(path_);
+    Journal journal(path_, read_batch_answer);
     for (const std::uint64_t number : order) journal.append(key(number), number == 9 ? bad(number) : good(number));
   }
   const std::string content = read_file(path_);
@@ -44,7 +44,7 @@ TEST_F(JournalTest, RecoversTheWholeLinesOfAFileCutAtAnyByte) {
     std::vector<std::uint64_t> expected(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(whole));
     std::sort(expected.begin(), expected.end());
 
-    Journal journal(path_);
+    Journal journal(path_, read_batch_answer);
     std::vector<std::uint64_t> found;
     for (const AnswerKey& answered : journal.recover(false)) {
       found.push_back(answered.line_number);
@@ -60,7 +60,7 @@ TEST_F(JournalTest, RecoversTheWholeLinesOfAFileCutAtAnyByte) {
 TEST_F(JournalTest, LinesThatAreNoAnswersAndSecondAnswersAreDropped) {
   write_file(path_, "garbage\n" + good(1).line + "\n" + good(2).line.substr(0, 50) + "\n\n" + good(1).line + "\n" + good(3).line + "\n" +
                         std::string(100, '\0'));
-  Journal journal(path_);
+  Journal journal(path_, read_batch_answer);
   EXPECT_EQ(journal.recover(false), (std::vector<AnswerKey>{key(1), key(3)}));
   EXPECT_EQ(read_file(path_), good(1).line + "\n" + good(3).line + "\n");
   journal.append(key(2), good(2));
@@ -71,7 +71,7 @@ TEST_F(JournalTest, LinesThatAreNoAnswersAndSecondAnswersAreDropped) {
 
 TEST_F(JournalTest, FailuresAreDroppedOnRequest) {
   write_file(path_, good(1).line + "\n" + bad(2).line + "\n" + good(3).line + "\n" + bad(4).line + "\n");
-  Journal journal(path_);
+  Journal journal(path_, read_batch_answer);
   EXPECT_EQ(journal.recover(true), (std::vector<AnswerKey>{key(1), key(3)}));
   EXPECT_EQ(journal.num_failed(), 0u);
   EXPECT_EQ(read_file(path_), good(1).line + "\n" + good(3).line + "\n");
@@ -79,14 +79,14 @@ TEST_F(JournalTest, FailuresAreDroppedOnRequest) {
 
 TEST_F(JournalTest, KeepsItsLockWhenTheFileIsReplaced) {
   write_file(path_, bad(2).line + "\n" + good(3).line + "\n");
-  Journal journal(path_);
-  EXPECT_THROW(Journal{path_}, UsageError);
+  Journal journal(path_, read_batch_answer);
+  EXPECT_THROW((Journal{path_, read_batch_answer}), UsageError);
   journal.recover(true);
-  EXPECT_THROW(Journal{path_}, UsageError);
+  EXPECT_THROW((Journal{path_, read_batch_answer}), UsageError);
 }
 
 TEST_F(JournalTest, SortsAndSeparates) {
-  Journal journal(path_);
+  Journal journal(path_, read_batch_answer);
   for (const std::uint64_t number : {5, 2, 4, 1, 3}) journal.append(key(number), number % 2 == 0 ? bad(number) : good(number));
   EXPECT_EQ(journal.num_answered(), 3u);
   EXPECT_EQ(journal.num_failed(), 2u);
@@ -96,14 +96,14 @@ TEST_F(JournalTest, SortsAndSeparates) {
 }
 
 TEST_F(JournalTest, InCompletionOrderTheJournalIsTheOutput) {
-  Journal journal(path_);
+  Journal journal(path_, read_batch_answer);
   for (const std::uint64_t number : {5, 2, 4}) journal.append(key(number), good(number));
   journal.finish(output_, std::nullopt, false);
   EXPECT_EQ(read_file(output_), good(5).line + "\n" + good(2).line + "\n" + good(4).line + "\n");
 }
 
 TEST_F(JournalTest, FinishingCanBeTriedAgain) {
-  Journal journal(path_);
+  Journal journal(path_, read_batch_answer);
   journal.append(key(1), good(1));
   EXPECT_THROW(journal.finish(folder_.path() / "nowhere" / "out", std::nullopt, true), std::runtime_error);
   journal.finish(output_, std::nullopt, true);
@@ -113,7 +113,7 @@ TEST_F(JournalTest, FinishingCanBeTriedAgain) {
 TEST_F(JournalTest, AnswersLongerThanTheBuffersPassWhole) {
   std::string expected;
   {
-    Journal journal(path_);
+    Journal journal(path_, read_batch_answer);
     for (std::uint64_t number = 1; number <= 3; ++number) {
       Answer answer =
           refused_answer(key(number), "id", RequestError(400, "x", "", std::string(3'000'000, static_cast<char>('a' + number))));
@@ -121,7 +121,7 @@ TEST_F(JournalTest, AnswersLongerThanTheBuffersPassWhole) {
       journal.append(key(number), answer);
     }
   }
-  Journal journal(path_);
+  Journal journal(path_, read_batch_answer);
   EXPECT_EQ(journal.recover(false).size(), 3u);
   journal.finish(output_, std::nullopt, true);
   EXPECT_EQ(read_file(output_), expected);
@@ -129,10 +129,10 @@ TEST_F(JournalTest, AnswersLongerThanTheBuffersPassWhole) {
 
 TEST_F(JournalTest, CountsTheAnswersOfAFile) {
   write_file(output_, good(1).line + "\n" + bad(2).line + "\n" + good(3).line + "\n");
-  EXPECT_EQ(count_answers(output_).ok, 2u);
-  EXPECT_EQ(count_answers(output_).failed, 1u);
+  EXPECT_EQ(count_answers(output_, read_batch_answer).ok, 2u);
+  EXPECT_EQ(count_answers(output_, read_batch_answer).failed, 1u);
   write_file(output_, good(1).line + "\nsomething else\n");
-  EXPECT_THROW(count_answers(output_), UsageError);
+  EXPECT_THROW(count_answers(output_, read_batch_answer), UsageError);
 }
 
 }  // namespace

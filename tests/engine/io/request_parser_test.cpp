@@ -217,7 +217,6 @@ TEST(RequestParser, ABeamSearchHasItsOwnParameters) {
 
   expect_refused(with(R"("use_beam_search": 1)"), "use_beam_search", "must be true or false");
   expect_refused(with(R"("use_beam_search": true, "n": 3, "best_of": 2)"), "best_of", "best_of must be at least n, but is 2 of 3");
-  expect_refused(with(R"("use_beam_search": true, "n": 100)"), "best_of", "100 beams");
   expect_refused(with(R"("use_beam_search": true, "early_stopping": "always")"), "early_stopping", "true, false or \"never\"");
   expect_refused(with(R"("use_beam_search": true, "length_penalty": 11)"), "length_penalty", "11");
   expect_refused(with(R"("length_penalty": 1)"), "length_penalty", "needs use_beam_search");

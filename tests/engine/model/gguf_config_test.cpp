@@ -181,6 +181,10 @@ TEST(GgufConfig, RefusesWhatIsNotSupportedByName) {
   EXPECT_THAT(LlamaFile().uint32("llama.expert_count", 8).uint32("llama.expert_used_count", 9).error(),
               HasSubstr("'llama.expert_used_count' is 9; from 1 to 8 is possible"));
   EXPECT_THAT(LlamaFile().uint32("llama.expert_count", 5000).error(), HasSubstr("'llama.expert_count' is 5000"));
+  EXPECT_THAT(LlamaFile().float32("llama.rope.scaling.attn_factor", 2.0f).error(), HasSubstr("'llama.rope.scaling.attn_factor' is 2"));
+  EXPECT_NO_THROW(LlamaFile().float32("llama.rope.scaling.attn_factor", 1.0f).spec());
+  EXPECT_THAT(LlamaFile().string("llama.rope.scaling.type", "yarn").float32("llama.rope.scaling.yarn_beta_fast", 0.0f).error(),
+              HasSubstr("'llama.rope.scaling.yarn_beta_fast' is 0"));
   EXPECT_THAT(LlamaFile().tensor("rope_freqs.weight").error(), HasSubstr("'rope_freqs.weight'")) << "of another shape";
 }
 

@@ -1,5 +1,6 @@
 #include "engine/model/rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <gmock/gmock.h>
@@ -79,6 +80,17 @@ TEST(Rope, DivisorsOfAFileDivideTheFrequencies) {
   rope.divisors = {1.0f, 8.0f};
   const std::vector<float> unscaled = plain(10000.0, 4);
   EXPECT_EQ(rotary_of(rope).frequencies, (std::vector<float>{unscaled[0], unscaled[1] / 8.0f}));
+}
+
+TEST(Rope, Llama3HasTheTableOfAFileWithItsDivisors) {
+  RopeSpec rope{.theta = 500000.0, .rotary_dim = 128, .scaling = RopeScaling::kLlama3, .factor = 8.0, .original_positions = 8192};
+  RopeSpec file{.theta = 500000.0, .rotary_dim = 128};
+  file.divisors = llama3_divisors(rope);
+  ASSERT_EQ(file.divisors.size(), 64u);
+  EXPECT_EQ(file.divisors.front(), 1.0f);
+  EXPECT_EQ(file.divisors.back(), 8.0f);
+  EXPECT_EQ(std::count_if(file.divisors.begin(), file.divisors.end(), [](float divisor) { return divisor > 1.0f && divisor < 8.0f; }), 6);
+  EXPECT_TRUE(rotary_of(rope) == rotary_of(file));
 }
 
 TEST(Rope, AnglesOfTokensAreAFunctionOfPromptLengthAndPosition) {

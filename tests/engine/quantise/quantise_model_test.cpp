@@ -8,10 +8,13 @@
 
 #include "engine/model/open_model.h"
 #include "engine/quantise/hf_vocabulary.h"
+#include "engine/model/rope.h"
+#include "engine/quantise/hf_metadata.h"
 #include "engine/text/tokenizer.h"
 #include "engine/weights/gguf.h"
 #include "engine/weights/safetensors.h"
 #include "tests/engine/weights/support.h"
+#include "tests/support/session_run.h"
 #include "tests/support/tiny_model.h"
 
 namespace lockstep::engine {
@@ -190,6 +193,54 @@ TEST(QuantiseModel, BiasesOfQueriesAndKeysAreMovedAsTheirRowsAre) {
   for (std::size_t row = 0; row < plain.size(); ++row) EXPECT_EQ(moved[stored_row_of(opened.spec, row)], plain[row]) << row;
   EXPECT_NE(plain, moved);
   EXPECT_EQ(values_of(*given.weights, "model.layers.0.self_attn.v_proj.bias"), values_of(*opened.weights, "blk.0.attn_v.bias"));
+}
+
+/// llama-gqa-fp16 with this rotary scaling.
+fs::path scaled_folder(const TemporaryFolder& folder, const std::string& scaling) {
+  const fs::path model = folder.path() / "model";
+  fs::create_directory(model);
+  nlohmann::json config = nlohmann::json::parse(file_bytes(data_path("models/llama-gqa-fp16/config.json")));
+  config["rope_scaling"] = nlohmann::json::parse(scaling);
+  folder.write("model/config.json", config.dump());
+  fs::copy_file(data_path("models/llama-gqa-fp16/model.safetensors"), model / "model.safetensors");
+  return model;
+}
+
+TEST(QuantiseModel, RotaryScalingOfAFolderIsThatOfTheFileToTheBit) {
+  for (const char* scaling :
+       {R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                  "original_max_position_embeddings": 64})",
+        R"({"rope_type": "linear", "factor": 4.0})", R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})",
+        R"({"rope_type": "yarn", "factor": 2.5, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 1.0})"}) {
+    SCOPED_TRACE(scaling);
+    const TemporaryFolder folder;
+    const fs::path model = scaled_folder(folder, scaling), output = folder.path() / "out.gguf";
+    run(model, output, DType::kF16);
+    const parallel::Rotary given = rotary_of(open_model(model).spec.rope), written = rotary_of(open_model(output).spec.rope);
+    EXPECT_TRUE(given == written);
+    EXPECT_FALSE(given == rotary_of(open_model(data_path("models/llama-gqa-fp16")).spec.rope));
+    // The weights are the same numbers, so that the logits show whether all else is.
+    std::vector<std::vector<float>> logits[2];
+    for (const bool from_file : {false, true}) {
+      test::with_session(test::exact_setup(from_file ? output : model, 1), [&](Session& session) {
+        logits[from_file ? 1 : 0] = test::prompt_logits(session, {1, 30, 31, 32, 200, 7, 9});
+      });
+    }
+    EXPECT_TRUE(logits[0] == logits[1]);
+    // And once more, from file to file.
+    run(output, folder.path() / "again.gguf", DType::kF16);
+    EXPECT_TRUE(rotary_of(open_model(folder.path() / "again.gguf").spec.rope) == given);
+  }
+}
+
+TEST(QuantiseModel, RotaryScalingThatGgufCanNotStateIsRefused) {
+  for (const char* scaling : {R"({"rope_type": "dynamic", "factor": 2.0})", R"({"rope_type": "yarn", "factor": 4.0, "truncate": false})",
+                              R"({"rope_type": "linear", "factor": 1.1})"}) {  // a factor that is no fp32 number
+    const TemporaryFolder folder;
+    const fs::path model = scaled_folder(folder, scaling), output = folder.path() / "out.gguf";
+    EXPECT_THAT(error_of([&] { run(model, output, DType::kF16); }), AllOf(HasSubstr("config.json"), HasSubstr("GGUF"))) << scaling;
+    EXPECT_FALSE(fs::exists(output));
+  }
 }
 
 // LOCKSTEP_GOLDENS names the folder of all reference data, which are too large for this repository.

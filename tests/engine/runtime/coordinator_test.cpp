@@ -548,26 +548,37 @@ TEST(Coordinator, TheContextIsALimit) {
 
 TEST(Coordinator, WhatCanNotBeComputedIsRefused) {
   HistoryModel model(64, 16, kVocab);
-  Coordinator coordinator(default_options(), model, nullptr);
+  CoordinatorOptions options = default_options();
+  options.eos_ids.resize(20);  // more than one beam of fifty has room for
+  std::iota(options.eos_ids.begin(), options.eos_ids.end(), 0);
+  Coordinator coordinator(options, model, nullptr);
   const auto error_of = [&](auto&& change) -> std::string {
     Request request;
     request.id = 7;
     request.prompt = {1};
     change(request);
+    std::string asked;
+    try {
+      coordinator.check(request);
+    } catch (const std::invalid_argument& error) {
+      asked = error.what();
+    }
     try {
       coordinator.submit(request, {});
     } catch (const std::invalid_argument& error) {
-      return error.what();
+      EXPECT_EQ(error.what(), asked);
     }
-    return "";
+    return asked;
   };
-  EXPECT_THAT(error_of([](Request& request) { request.prompt.clear(); }), HasSubstr("request 7: the prompt is empty"));
+  EXPECT_EQ(error_of([](Request& request) { request.prompt.clear(); }), "the prompt is empty");
   EXPECT_THAT(error_of([](Request& request) { request.prompt.resize(128, 1); }), HasSubstr("128 tokens leaves no room"));
   EXPECT_THAT(error_of([](Request& request) { request.prompt = {97}; }), HasSubstr("token 97"));
   EXPECT_THAT(error_of([](Request& request) { request.prompt = {-1}; }), HasSubstr("token -1"));
   EXPECT_THAT(error_of([](Request& request) { request.sampling.n = 0; }), HasSubstr("n is 0"));
   EXPECT_THAT(error_of([](Request& request) { request.sampling.temperature = -1.0f; }), HasSubstr("temperature"));
   EXPECT_THAT(error_of([](Request& request) { request.sampling.stop = {"x"}; }), HasSubstr("tokenizer"));
+  EXPECT_THAT(error_of([](Request& request) { request.sampling.beams = BeamParams{49}; }),
+              HasSubstr("49 beams, with 20 tokens that end an answer, need the 1029 best"));
   EXPECT_EQ(coordinator.num_in_flight(), 0u);
   EXPECT_FALSE(coordinator.step());
 }

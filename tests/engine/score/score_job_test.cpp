@@ -199,6 +199,27 @@ TEST_F(ScoreJobTest, ABadLineIsAnErrorRecordAndCostsNothingElse) {
   EXPECT_EQ(result_.failed, 4u);
 }
 
+TEST_F(ScoreJobTest, WhatTheEngineOrTheTokenizerCanNotDoCostsItsLineAlone) {
+  class FailingTokenizer : public FakeTokenizer {
+    std::vector<TokenId> encode(std::string_view text, bool add_special, bool parse_special) const override {
+      if (text.find('#') != std::string_view::npos) throw std::runtime_error("an expression took too many steps");
+      return FakeTokenizer::encode(text, add_special, parse_special);
+    }
+  };
+  const FailingTokenizer tokenizer;
+  FakeEngine engine;
+  engine.limits_.vocab_size = 150;
+  result_ = run_score(options("{\"text\": \"a\"}\n{\"text\": \"\xc3\xa9\"}\n{\"text\": \"#\"}\n{\"text\": \"b\"}\n"), engine, &tokenizer);
+  const std::vector<json> lines = output();
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(result_.failed, 2u);
+  EXPECT_EQ(lines[1]["error"]["code"], "invalid_request");
+  EXPECT_EQ(lines[1]["error"]["message"], "token 198 of the prompt");
+  EXPECT_EQ(lines[2]["error"]["code"], "internal_error");
+  EXPECT_EQ(lines[2]["error"]["message"], "an expression took too many steps");
+  for (const std::size_t good : {0u, 3u}) EXPECT_TRUE(lines[good].contains("loglikelihood"));
+}
+
 TEST_F(ScoreJobTest, EachFaultHasItsName) {
   EXPECT_EQ(code_of(R"({"context": "a"})"), "missing_parameter \"continuation\"");
   EXPECT_EQ(code_of(R"({"continuation": "a"})"), "missing_parameter \"context\"");
@@ -233,23 +254,157 @@ TEST_F(ScoreJobTest, AnOutputThatExistsIsLeftAlone) {
   ScoreOptions same = options("{\"text\": \"a\"}\n");
   same.output_file = same.input_file;
   same.overwrite = true;
-  EXPECT_THROW(check_score_files(same), UsageError);
+  EXPECT_THROW(check_job_files(same), UsageError);
   ScoreOptions missing = options("");
   missing.input_file = folder_.path() / "nowhere";
-  EXPECT_THROW(check_score_files(missing), UsageError);
+  EXPECT_THROW(check_job_files(missing), UsageError);
 }
 
-TEST_F(ScoreJobTest, AJobThatFailsOrIsStoppedLeavesNoOutput) {
+/// Thirty requests, every fifth of them bad.
+std::string thirty_lines() {
+  std::string text;
+  for (int i = 0; i < 30; ++i)
+    text += i % 5 == 4 ? "{\"context\": 1}\n" : "{\"id\": " + std::to_string(i) + ", \"text\": \"text " + std::to_string(i * 7) + "\"}\n\n";
+  return text;
+}
+
+class ScoreResumeTest : public ScoreJobTest {
+ protected:
+  ScoreResumeTest() : options_(options(thirty_lines())), partial_(folder_.path() / "out.jsonl.partial") {
+    options_.max_in_flight = 4;
+    options_.settings = {{"dtype", "float32"}};
+    options_.model_hash = "abc";
+    run_to_end();
+    expected_ = bytes();
+    options_.overwrite = true;
+  }
+  ScoreResult run_to_end(std::uint32_t order = 1) {
+    FakeEngine engine(order);
+    return run_score(options_, engine, &tokenizer_);
+  }
+  /// A job that fails after some steps.
+  void fail_after(int steps) {
+    FakeEngine engine(3);
+    engine.steps_before_failure = steps;
+    EXPECT_THROW(run_score(options_, engine, &tokenizer_), std::runtime_error);
+    EXPECT_FALSE(fs::exists(options_.output_file));
+    options_.overwrite = false;
+    options_.resume = true;
+  }
+  std::uint64_t num_written() const {
+    const std::string text = read_file(partial_);
+    return static_cast<std::uint64_t>(std::count(text.begin(), text.end(), '\n'));
+  }
+  void expect_goes_on_behind(std::uint64_t num_done) {
+    const ScoreResult result = run_to_end(5);
+    EXPECT_EQ(result.resumed, num_done);
+    EXPECT_EQ(result.answered, 24u);
+    EXPECT_EQ(result.failed, 6u);
+    EXPECT_EQ(bytes(), expected_);
+    EXPECT_FALSE(fs::exists(partial_));
+  }
+  std::string refusal() {
+    try {
+      run_to_end();
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "(none)";
+  }
+
+  ScoreOptions options_;
+  fs::path partial_;
+  std::string expected_;
+};
+
+TEST_F(ScoreResumeTest, AJobThatFailedGoesOnToTheSameBytes) {
+  std::uint64_t most = 0;
+  for (const int steps : {0, 1, 3, 8}) {
+    options_.overwrite = true;
+    options_.resume = false;
+    fail_after(steps);
+    const std::uint64_t num_done = num_written();
+    most = std::max(most, num_done);
+    expect_goes_on_behind(num_done);
+  }
+  EXPECT_GT(most, 4u);
+}
+
+TEST_F(ScoreResumeTest, AJobThatWasStoppedGoesOnToTheSameBytes) {
+  std::atomic<bool> stop{false};
+  FakeEngine engine(2);
+  const ScoreHooks hooks{.progress = [&](std::uint64_t done, std::uint64_t) { stop = done >= 10; }, .stop = &stop};
+  const ScoreResult stopped = run_score(options_, engine, &tokenizer_, hooks);
+  EXPECT_TRUE(stopped.interrupted);
+  EXPECT_FALSE(fs::exists(options_.output_file));
+  EXPECT_GE(num_written(), 10u);
+  EXPECT_EQ(stopped.answered + stopped.failed, num_written());
+  options_.overwrite = false;
+  options_.resume = true;
+  expect_goes_on_behind(num_written());
+}
+
+TEST_F(ScoreResumeTest, AJournalThatWasCutOrDamagedGivesTheSameOutput) {
+  fail_after(8);
+  const std::string journal = read_file(partial_);
+  const std::string record = read_file(folder_.path() / "out.jsonl.run.json");
+  const auto put = [&](const std::string& text) {
+    fs::remove(options_.output_file);
+    write_file(partial_, text);
+    write_file(folder_.path() / "out.jsonl.run.json", record);
+  };
+  for (std::size_t size = 1; size <= journal.size(); size += 17) {
+    put(journal.substr(0, size));
+    expect_goes_on_behind(
+        static_cast<std::uint64_t>(std::count(journal.begin(), journal.begin() + static_cast<std::ptrdiff_t>(size), '\n')));
+  }
+  std::string damaged = journal;  // behind a line that a crash of the machine left as zeros, nothing counts
+  const std::size_t third = damaged.find('\n', damaged.find('\n') + 1) + 1;
+  damaged.replace(third, damaged.find('\n', third) - third, damaged.find('\n', third) - third, '\0');
+  put(damaged);
+  expect_goes_on_behind(2);
+}
+
+TEST_F(ScoreResumeTest, WhatHasChangedIsNamedAndNothingIsTouched) {
+  fail_after(8);
+  const std::string journal = read_file(partial_);
+  const ScoreOptions given = options_;
+  const auto refusal_with = [&](auto&& change) {
+    options_ = given;
+    change(options_);
+    std::string message = refusal();
+    EXPECT_EQ(read_file(partial_), journal);
+    return message;
+  };
+  EXPECT_THAT(refusal_with([](ScoreOptions& o) { o.settings["dtype"] = "auto"; }), HasSubstr("dtype was \"float32\""));
+  EXPECT_THAT(refusal_with([](ScoreOptions& o) { o.model_hash = "abd"; }), HasSubstr("the model was abc"));
+  EXPECT_THAT(refusal_with([](ScoreOptions& o) { o.add_special = false; }), HasSubstr("bare-text was \"false\""));
+  EXPECT_THAT(refusal_with([](ScoreOptions& o) { o.resume = false; }), HasSubstr("--resume goes on with it, --overwrite starts anew"));
+  EXPECT_THAT(refusal_with([](ScoreOptions& o) { o.overwrite = true; }), HasSubstr("can not be given together with --resume"));
+  options_ = given;
+  write_file(options_.input_file, thirty_lines() + "{\"text\": \"more\"}\n");
+  EXPECT_THAT(refusal(), HasSubstr("was added since the job was started"));
+  write_file(options_.input_file, "{\"text\": \"other\"}\n" + thirty_lines());
+  EXPECT_THAT(refusal(), HasSubstr("line 1 is not what it was"));
+  write_file(options_.input_file, thirty_lines());
+  std::string more = journal;
+  while (std::count(more.begin(), more.end(), '\n') < 31) more += journal;
+  write_file(partial_, more);
+  EXPECT_THAT(refusal(), HasSubstr("has more answers than there are requests"));
+  write_file(partial_, journal);
+  expect_goes_on_behind(static_cast<std::uint64_t>(std::count(journal.begin(), journal.end(), '\n')));
+}
+
+TEST_F(ScoreResumeTest, AJobThatIsCompleteHasNothingToDo) {
+  options_.overwrite = false;
+  options_.resume = true;
   FakeEngine engine;
-  engine.steps_before_failure = 1;
-  const std::string input = "{\"text\": \"a\"}\n{\"text\": \"b\"}\n{\"text\": \"c\"}\n{\"text\": \"d\"}\n{\"text\": \"e\"}\n";
-  EXPECT_THROW(run_score(options(input), engine, &tokenizer_), std::runtime_error);
-  EXPECT_FALSE(fs::exists(folder_.path() / "out.jsonl"));
-  EXPECT_FALSE(fs::exists(folder_.path() / "out.jsonl.partial"));
-  FakeEngine other;
-  const std::atomic<bool> stop{true};
-  EXPECT_TRUE(run_score(options(input), other, &tokenizer_, {.progress = {}, .stop = &stop}).interrupted);
-  EXPECT_FALSE(fs::exists(folder_.path() / "out.jsonl"));
+  const ScoreResult result = run_score(options_, engine, &tokenizer_);
+  EXPECT_EQ(result.answered, 24u);
+  EXPECT_EQ(result.failed, 6u);
+  EXPECT_EQ(result.resumed, 30u);
+  EXPECT_TRUE(engine.submitted.empty());
+  EXPECT_EQ(bytes(), expected_);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "engine/io/batch_files.h"
+#include "engine/io/job_files.h"
 
 #include <array>
 #include <system_error>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/io/file_descriptor.h"
-#include "engine/io/run_record.h"
+#include "engine/io/line_reader.h"
 
 namespace lockstep::engine {
 namespace {
@@ -44,12 +44,8 @@ bool has_content(const fs::path& path) {
   return !failed && size > 0;
 }
 
-}  // namespace
-
-fs::path journal_path(const BatchOptions& options) { return with_suffix(options.output_file, ".partial"); }
-fs::path record_path(const BatchOptions& options) { return with_suffix(options.output_file, ".run.json"); }
-
-void check_paths(const BatchOptions& options) {
+/// That the paths of a job do not collide and name ordinary files.
+void check_paths(const JobOptions& options) {
   if (options.overwrite && (options.resume || options.retry_errors)) {
     throw UsageError("--overwrite can not be given together with --resume or --retry-errors");
   }
@@ -71,7 +67,15 @@ void check_paths(const BatchOptions& options) {
   }
 }
 
-JobStart find_job_start(const BatchOptions& options) {
+/// A pipe must not even be opened twice.
+bool can_be_read_twice(const JobOptions& options) { return fs::is_regular_file(options.input_file); }
+
+}  // namespace
+
+fs::path journal_path(const JobOptions& options) { return with_suffix(options.output_file, ".partial"); }
+fs::path record_path(const JobOptions& options) { return with_suffix(options.output_file, ".run.json"); }
+
+JobStart find_job_start(const JobOptions& options) {
   const std::string output = options.output_file.string();
   const std::string journal = journal_path(options).string();
   const bool has_output = there(options.output_file);
@@ -94,7 +98,7 @@ JobStart find_job_start(const BatchOptions& options) {
   return options.retry_errors ? JobStart::kRetry : JobStart::kComplete;
 }
 
-void check_batch_files(const BatchOptions& options) {
+void check_job_files(const JobOptions& options) {
   check_paths(options);
   std::error_code ignored;
   const fs::file_status input = fs::status(options.input_file, ignored);
@@ -103,6 +107,49 @@ void check_batch_files(const BatchOptions& options) {
   if (find_job_start(options) == JobStart::kFresh) return;
   const RunRecord record = read_run_record(record_path(options));
   check_same_settings(record, options.model_hash, options.numerics_version, options.settings, true);
+}
+
+Journal open_journal(const JobOptions& options, JobStart start, const RunRecord& record, ReadJournalLine read) {
+  Journal journal(journal_path(options), std::move(read));
+  if (find_job_start(options) != start) throw UsageError(options.output_file.string() + ": another job has just changed this output");
+  if (start != JobStart::kFresh) return journal;
+  journal.clear();  // in an order in which a crash leaves nothing that looks like another job's
+  fs::remove(record_path(options));
+  fs::remove(options.output_file);
+  if (options.error_file) fs::remove(*options.error_file);
+  write_run_record(record_path(options), record);
+  return journal;
+}
+
+std::optional<std::vector<std::uint32_t>> read_fingerprints(const JobOptions& options) {
+  if (!can_be_read_twice(options)) return std::nullopt;
+  LineReader reader(options.input_file, options.max_line_bytes);
+  std::vector<std::uint32_t> fingerprints;
+  for (InputLine line; reader.next(line);) fingerprints.push_back(line_fingerprint(line.number, line.fingerprint));
+  return fingerprints;
+}
+
+void refuse_changed_line(const JobOptions& options, std::uint64_t number) {
+  throw UsageError("--resume: " + options.input_file.string() + ": line " + std::to_string(number) +
+                   " is not what it was when the job was started");
+}
+
+void check_same_input(const JobOptions& options, const RunRecord& record) {
+  if (!record.line_fingerprints || !can_be_read_twice(options)) return;
+  LineReader reader(options.input_file, options.max_line_bytes);
+  const std::vector<std::uint32_t>& expected = *record.line_fingerprints;
+  std::size_t count = 0;
+  for (InputLine line; reader.next(line); ++count) {
+    if (count == expected.size()) {
+      throw UsageError("--resume: " + options.input_file.string() + ": line " + std::to_string(line.number) +
+                       " was added since the job was started");
+    }
+    if (line_fingerprint(line.number, line.fingerprint) != expected[count]) refuse_changed_line(options, line.number);
+  }
+  if (count < expected.size()) {
+    throw UsageError("--resume: " + options.input_file.string() + ": has " + std::to_string(count) + " requests, but had " +
+                     std::to_string(expected.size()) + " when the job was started");
+  }
 }
 
 }  // namespace lockstep::engine
