@@ -95,7 +95,7 @@ struct KvCacheSpec {
   std::size_t num_kv_heads = 0;  // of this rank
   std::size_t head_dim = 0;
   DType dtype = DType::kF32;                         // kF32, kF16 or kBF16
-  KvQuantisation quantised = KvQuantisation::kNone;  // else `dtype` is of no interest; the CPU device has no such cache
+  KvQuantisation quantised = KvQuantisation::kNone;  // else `dtype` is of no interest
   std::size_t bytes_per_block() const;               // keys and values of all layers
 };
 

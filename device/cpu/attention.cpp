@@ -40,8 +40,10 @@ void AttentionRunner::plan(const StepBatch& batch, const AttentionSpec& spec, bo
   } else {
     for (std::uint32_t i = 0; i < items_.size(); ++i) pieces_.push_back({i, items_[i].first_span, items_[i].end_span});
   }
-  // States and scores, and in decode the rotated queries of an item and its key.
-  for (auto& scratch : scratch_) scratch.resize(kQueryBlock * (2 * state_floats_ + kSpan) + (kQueryBlock + 1) * (state_floats_ + kLanes));
+  // States, in decode the rotated queries of an item and its key, and what the kernel needs.
+  const std::size_t floats =
+      kQueryBlock * state_floats_ + (kQueryBlock + 1) * (state_floats_ + kLanes) + kernels_.attend_scratch_floats(head_dim_);
+  for (auto& scratch : scratch_) scratch.resize(floats);
 }
 
 /// At most one item is cut at each border between threads.
@@ -189,13 +191,13 @@ void AttentionRunner::run(const AttentionCall& call, std::size_t thread) noexcep
 void AttentionRunner::run_piece(const AttentionCall& call, const Piece& piece, float* scratch) noexcept {
   const Item& item = items_[piece.item];
   QueryBlock block = queries_of(call, item);
+  float* rotated = scratch + kQueryBlock * state_floats_;
   if (call.appends) {
-    float* rotated = scratch + kQueryBlock * (2 * state_floats_ + kSpan);
     if (call.table != nullptr) rotate_queries(call, item, block, rotated);
     // The newest key lies in the last span: no other thread reads there.
     if (piece.end_span == item.end_span) append_newest(call, item, rotated + kQueryBlock * (state_floats_ + kLanes));
   }
-  float* scores = scratch + kQueryBlock * state_floats_;
+  float* scores = rotated + (kQueryBlock + 1) * (state_floats_ + kLanes);
   if (item.parts == 1) {
     kernels_.attend(call.cache, block, piece.first_span, piece.end_span, scratch, state_floats_, 0, scores);
     for (std::size_t query = 0; query < item.count; ++query) finish(call, item, query, scratch + query * state_floats_, scores);
