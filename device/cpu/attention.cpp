@@ -143,7 +143,7 @@ QueryBlock AttentionRunner::queries_of(const AttentionCall& call, const Item& it
     block.positions[i] = item.sequence->first_position + static_cast<std::uint32_t>(token);
     if (call.slopes != nullptr) block.slopes[i] = call.slopes[head];
   }
-  block.block_table = batch_->block_tables.data() + item.sequence->block_table;
+  block.block_table = batch_->block_tables.data() + StepBatch::first_entry(*item.sequence, call.block_table, call.cache.block_size);
   block.kv_head = item.kv_head;
   block.scale = call.scale;
   block.window = call.window;
@@ -171,7 +171,8 @@ void AttentionRunner::append_newest(const AttentionCall& call, const Item& item,
     kernels_.rotate(key, head_dim_, call.table->cosines.data() + angles, call.table->sines.data() + angles, half, rotated);
     key = rotated;
   }
-  const std::uint32_t block = batch_->block_tables[item.sequence->block_table + position / call.cache.block_size];
+  const std::size_t table = StepBatch::first_entry(*item.sequence, call.block_table, call.cache.block_size);
+  const std::uint32_t block = batch_->block_tables[table + position / call.cache.block_size];
   kernels_.append(call.cache, block, item.kv_head, position % call.cache.block_size, key, value);
 }
 

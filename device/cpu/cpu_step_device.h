@@ -257,12 +257,14 @@ class CpuDevice final : public Device {
 
   static void expand_quants(const Int8View& view, std::size_t row, std::size_t columns, float* to);
 
+  /// The block table that a layer goes by.
+  std::size_t table_of(const KvCache& cache, std::size_t layer) const;
   static CacheView checked_cache(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer);
 
   static void check_table(const RotaryTable& table, const StepBatch& batch, std::size_t head_dim);
 
   void append_token(float* row, std::size_t token, std::size_t heads, std::size_t kv_heads, const RotaryTable* table,
-                    const CacheView& cache, float* scratch) const;
+                    const CacheView& cache, std::size_t block_table, float* scratch) const;
 
   const Kernels& kernels_;
   const StepBatch* step_ = nullptr;

@@ -34,10 +34,11 @@ CpuKvCache::CpuKvCache(const KvCacheSpec& spec)
     : spec_(checked(spec)), type_(cache_type(spec)), memory_(spec.num_blocks * spec.bytes_per_block() + 64) {}
 
 CacheView CpuKvCache::layer(std::size_t layer) const {
+  const std::size_t slot = spec_.place_of(layer).slot;
   const bool has_scales = spec_.quantised != KvQuantisation::kNone;
   const std::size_t elements = spec_.block_size * spec_.head_dim * (has_scales ? 1 : info(spec_.dtype).block_bytes);
   const std::size_t half = elements + (has_scales ? spec_.block_size * sizeof(float) : 0), block = 2 * half * spec_.num_kv_heads;
-  return {memory_.data() + layer * spec_.num_blocks * block, block, 2 * half, half, elements, spec_.block_size, spec_.head_dim, type_};
+  return {memory_.data() + slot * spec_.num_blocks * block, block, 2 * half, half, elements, spec_.block_size, spec_.head_dim, type_};
 }
 
 }  // namespace lockstep::device::cpu

@@ -54,14 +54,16 @@ struct Scene {
 };
 
 /// Runs the scene in steps of at most `chunk` tokens of each sequence (all sequences together, or one after another) and gives the outputs
-/// of each sequence.
+/// of each sequence. With two tables the layer goes by the second one, and another, which is filled too, by the first.
 std::vector<std::vector<float>> run_scene(const Scene& scene, Device& device, std::size_t chunk, bool together,
-                                          Activation type = Activation::kFloat32) {
+                                          Activation type = Activation::kFloat32, std::uint32_t num_tables = 1) {
   const std::size_t block_size = scene.shape.block_size, out_columns = scene.shape.heads * scene.shape.head_dim;
   std::size_t blocks = 0;
   for (const std::size_t length : scene.lengths) blocks += (length + block_size - 1) / block_size;
+  std::vector<KvPlace> places;
+  if (num_tables > 1) places = {{0, 0}, {1, 0}};
   const auto cache = device.allocate_kv_cache(
-      {2, blocks, block_size, scene.shape.kv_heads, scene.shape.head_dim, scene.shape.dtype, scene.shape.quantised});
+      {2, num_tables * blocks, block_size, scene.shape.kv_heads, scene.shape.head_dim, scene.shape.dtype, scene.shape.quantised, places});
   const RotaryTable table{scene.cosines, scene.sines, scene.rotary_dim()};
   std::vector<std::vector<float>> outputs(scene.lengths.size());
   std::vector<std::size_t> done(scene.lengths.size(), 0);
@@ -78,8 +80,8 @@ std::vector<std::vector<float>> run_scene(const Scene& scene, Device& device, st
       batch.sequences.push_back({static_cast<std::uint32_t>(batch.num_tokens()), static_cast<std::uint32_t>(tokens),
                                  static_cast<std::uint32_t>(done[i]), static_cast<std::uint32_t>(batch.block_tables.size())});
       const std::size_t used = (done[i] + tokens + block_size - 1) / block_size;
-      for (std::size_t b = 0; b < used; ++b)
-        batch.block_tables.push_back(static_cast<std::uint32_t>(next_block + (count - 1 - b + 3) % count));
+      for (std::size_t b = 0; b < num_tables * used; ++b)
+        batch.block_tables.push_back(static_cast<std::uint32_t>(next_block + (count - 1 - b % used + 3) % count + b / used * blocks));
       for (std::size_t t = 0; t < tokens; ++t) {
         batch.token_ids.push_back(0);
         batch.positions.push_back(static_cast<std::int32_t>(done[i] + t));
@@ -92,9 +94,19 @@ std::vector<std::vector<float>> run_scene(const Scene& scene, Device& device, st
     if (members.empty()) return outputs;
     const OwnedMatrix in = upload(device, qkv, scene.columns());
     const OwnedMatrix out = make_matrix(device, type, batch.num_tokens(), out_columns);
+    batch.num_tables = num_tables;
     device.begin_step(batch);
-    device.rotate_and_append(in.matrix, scene.spec, &table, *cache, 1);
-    device.attention(in.matrix, scene.spec, *cache, 1, out.matrix);
+    const auto walk = [&] {
+      device.rotate_and_append(in.matrix, scene.spec, &table, *cache, 1);
+      device.attention(in.matrix, scene.spec, *cache, 1, out.matrix);
+    };
+    if (num_tables == 1) {
+      walk();
+    } else {
+      device.run_step(walk);
+      const OwnedMatrix others = upload(device, std::vector<float>(qkv.size(), 3.0f), scene.columns());
+      device.rotate_and_append(others.matrix, scene.spec, &table, *cache, 0);
+    }
     const std::vector<float> values = download(device, out.matrix, batch.num_tokens());
     for (std::size_t m = 0; m < members.size(); ++m) {
       const auto from = values.begin() + static_cast<std::ptrdiff_t>(batch.sequences[m].first_token * out_columns);
@@ -230,6 +242,26 @@ TEST(Attention, SpreadsOneLongSequenceOverThreadsWithoutChangingABit) {
       EXPECT_EQ(count_different(outputs[0], expected[0]), 0u) << length << " keys, " << name_of(scene->shape.quantised);
     }
   }
+}
+
+TEST(Attention, ALayerGoesByItsOwnBlockTable) {
+  const Scene scene({9, 3, 64, 16, DType::kF16, 0}, {3, 130, 65});
+  const auto expected = run_scene(scene, *make_cpu_device({1}), 512, true);
+  for (const CpuOptions& options : all_options()) {
+    for (const std::size_t chunk : {1, 40}) {
+      const auto outputs = run_scene(scene, *make_cpu_device(options), chunk, true, Activation::kFloat32, 2);
+      for (std::size_t i = 0; i < outputs.size(); ++i) EXPECT_EQ(count_different(outputs[i], expected[i]), 0u) << chunk;
+    }
+  }
+  const auto device = make_cpu_device({1});
+  const auto cache = device->allocate_kv_cache({2, 1, 16, 3, 64, DType::kF32, KvQuantisation::kNone, {{0, 0}, {1, 0}}});
+  StepBatch batch;
+  batch.token_ids = batch.positions = {0};
+  batch.sequences = {{.num_tokens = 1}};
+  batch.block_tables = {0};
+  const OwnedMatrix qkv = upload(*device, std::vector<float>(15 * 64), 15 * 64);
+  device->begin_step(batch);
+  EXPECT_THROW(device->rotate_and_append(qkv.matrix, scene.spec, nullptr, *cache, 1), std::invalid_argument) << "there is no second table";
 }
 
 TEST(Attention, ASingleKeyGivesItsValue) {
