@@ -179,7 +179,7 @@ void BlockAllocator::forget(Kept kept) {
   free_stretches_.push_back(kept.stretch);
 }
 
-KvCacheSize size_kv_cache(std::uint64_t budget_bytes, device::KvCacheSpec spec, std::size_t max_model_len, bool length_is_required,
+KvCacheSize size_kv_cache(std::uint64_t budget_bytes, const device::KvCacheSpec& spec, std::size_t max_model_len, bool length_is_required,
                           std::size_t max_num_seqs) {
   if (spec.block_size == 0 || max_model_len == 0 || max_num_seqs == 0) {
     throw std::runtime_error("KV cache: block size " + std::to_string(spec.block_size) + ", maximum length " +

@@ -125,7 +125,7 @@ struct KvCacheSize {
 /// and a length that fits
 ///   takes its place.
 /// @throws std::runtime_error with the arithmetic (bytes a token, tokens that fit, longest workable length) if it does not fit.
-KvCacheSize size_kv_cache(std::uint64_t budget_bytes, device::KvCacheSpec spec, std::size_t max_model_len, bool length_is_required,
+KvCacheSize size_kv_cache(std::uint64_t budget_bytes, const device::KvCacheSpec& spec, std::size_t max_model_len, bool length_is_required,
                           std::size_t max_num_seqs);
 
 }  // namespace lockstep::engine
