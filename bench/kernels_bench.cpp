@@ -77,15 +77,22 @@ void products(benchmark::State& state, DType dtype, Isa isa, std::size_t threads
   }
 }
 
+struct KvType {
+  DType dtype;
+  KvQuantisation quantised = KvQuantisation::kNone;
+};
+
 /// `tokens` new tokens of each of `sequences` sequences behind `context` tokens, with the heads of SmolLM2-135M.
-void attention(benchmark::State& state, DType dtype, Isa isa, std::size_t threads, std::size_t sequences, std::size_t context,
+void attention(benchmark::State& state, const KvType& type, Isa isa, std::size_t threads, std::size_t sequences, std::size_t context,
                std::size_t tokens) {
   const auto device = make_cpu_device({threads, isa});
   AttentionSpec spec{9, 3, 64, {0, 0, 0, 1, 1, 1, 2, 2, 2}, 0.125f, 0};
   const std::size_t length = context + tokens, blocks_each = (length + 15) / 16, columns = 15 * 64;
-  const std::size_t layers =
-      std::max<std::size_t>(1, tokens > 1 ? 1 : (std::size_t{100} << 20) / (sequences * length * 6 * 64 * info(dtype).block_bytes));
-  const auto cache = device->allocate_kv_cache({layers, blocks_each * sequences, 16, 3, 64, dtype});
+  KvCacheSpec kv{1, blocks_each * sequences, 16, 3, 64, type.dtype, type.quantised};
+  const std::size_t token_bytes = kv.bytes_per_block() / kv.block_size;
+  const std::size_t layers = std::max<std::size_t>(1, tokens > 1 ? 1 : (std::size_t{100} << 20) / (sequences * length * token_bytes));
+  kv.num_layers = layers;
+  const auto cache = device->allocate_kv_cache(kv);
   const auto batch_of = [&](std::size_t first, std::size_t count) {
     StepBatch batch;
     for (std::size_t s = 0; s < sequences; ++s) {
@@ -112,8 +119,7 @@ void attention(benchmark::State& state, DType dtype, Isa isa, std::size_t thread
   double pairs = 0;
   for (std::size_t t = 0; t < tokens; ++t) pairs += static_cast<double>(context + t + 1);
   if (tokens == 1) {
-    state.counters["GB/s"] =
-        benchmark::Counter(1e-9 * runs * static_cast<double>(length * 6 * 64 * info(dtype).block_bytes), benchmark::Counter::kIsRate);
+    state.counters["GB/s"] = benchmark::Counter(1e-9 * runs * static_cast<double>(length * token_bytes), benchmark::Counter::kIsRate);
     state.counters["probe_GB/s"] = 1e-9 * measure_read_bandwidth(threads, std::size_t{200} << 20, 0.3);
   }
   state.counters["GFLOP/s"] = benchmark::Counter(1e-9 * runs * pairs * 9 * 64 * 4, benchmark::Counter::kIsRate);
@@ -170,11 +176,13 @@ benchmark::internal::Benchmark* timed(benchmark::internal::Benchmark* run, std::
         add("prefill_of_128_16_leaves", 576, 1536, 128, 16);
       }
     }
-    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const KvType& kv : {KvType{DType::kF32}, KvType{DType::kF16}, KvType{DType::kBF16}, KvType{DType::kF32, KvQuantisation::kInt8},
+                             KvType{DType::kF32, KvQuantisation::kFloat8}}) {
       for (const std::size_t threads : {1, 2}) {
-        const std::string suffix = "/" + std::string(info(dtype).name) + "/" + name + "/threads:" + std::to_string(threads);
+        const std::string type(kv.quantised == KvQuantisation::kNone ? info(kv.dtype).name : name_of(kv.quantised));
+        const std::string suffix = "/" + type + "/" + name + "/threads:" + std::to_string(threads);
         const auto add = [&](const std::string& kind, std::size_t sequences, std::size_t context, std::size_t tokens) {
-          timed(benchmark::RegisterBenchmark((kind + suffix).c_str(), attention, dtype, isa, threads, sequences, context, tokens), threads);
+          timed(benchmark::RegisterBenchmark((kind + suffix).c_str(), attention, kv, isa, threads, sequences, context, tokens), threads);
         };
         add("attention_decode_1x2048", 1, 2048, 1);
         add("attention_decode_32x256", 32, 256, 1);

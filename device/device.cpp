@@ -62,9 +62,24 @@ void WeightSpec::check(std::size_t most_open_sums) const {
 
 std::size_t WeightSpec::stored_row_bytes() const { return covering_bytes(dtype, first_column, columns); }
 
+std::size_t KvCacheSpec::num_tables() const {
+  std::size_t tables = 1;
+  for (const KvPlace& place : places) tables = std::max<std::size_t>(tables, place.table + 1);
+  return tables;
+}
+
+std::size_t KvCacheSpec::num_slots() const {
+  if (places.empty()) return num_layers;
+  std::size_t slots = 0;
+  for (const KvPlace& place : places) slots = std::max<std::size_t>(slots, place.slot + 1);
+  return slots;
+}
+
+std::size_t KvCacheSpec::bytes_per_token() const { return bytes_per_block() / block_size * num_tables(); }
+
 std::size_t KvCacheSpec::bytes_per_block() const {
   const std::size_t vector = quantised == KvQuantisation::kNone ? head_dim * info(dtype).block_bytes : head_dim + sizeof(float);
-  return 2 * num_layers * num_kv_heads * block_size * vector;
+  return 2 * num_slots() * num_kv_heads * block_size * vector;
 }
 
 }  // namespace lockstep::device

@@ -87,6 +87,12 @@ enum class KvQuantisation : std::uint8_t { kNone, kFloat8, kInt8 };
 /// "", "fp8", "int8".
 std::string_view name_of(KvQuantisation quantised);
 
+/// Where the keys and values of a layer stand.
+struct KvPlace {
+  std::uint32_t table = 0;  // whose block table it goes by, see StepBatch::num_tables
+  std::uint32_t slot = 0;   // its place among the layers of a block
+};
+
 /// The paged cache of keys and values of one rank.
 struct KvCacheSpec {
   std::size_t num_layers = 0;
@@ -95,8 +101,16 @@ struct KvCacheSpec {
   std::size_t num_kv_heads = 0;  // of this rank
   std::size_t head_dim = 0;
   DType dtype = DType::kF32;                         // kF32, kF16 or kBF16
-  KvQuantisation quantised = KvQuantisation::kNone;  // else `dtype` is of no interest; the CPU device has no such cache
-  std::size_t bytes_per_block() const;               // keys and values of all layers
+  KvQuantisation quantised = KvQuantisation::kNone;  // else `dtype` is of no interest
+  /// [num_layers]. Layers that do not see equally far go by block tables of their own, so that blocks can be given back that only some of
+  /// them still need. Empty: one table, and a block has all layers.
+  std::vector<KvPlace> places = {};
+
+  KvPlace place_of(std::size_t layer) const { return places.empty() ? KvPlace{0, static_cast<std::uint32_t>(layer)} : places[layer]; }
+  std::size_t num_tables() const;
+  std::size_t num_slots() const;        // layers of a block
+  std::size_t bytes_per_block() const;  // keys and values of its layers
+  std::size_t bytes_per_token() const;  // of all layers: a block of each table holds block_size tokens
 };
 
 class KvCache {
@@ -114,12 +128,19 @@ struct StepBatch {
     std::uint32_t block_table = 0;     // index of its first entry in `block_tables`
     std::uint32_t prompt_length = 0;   // tokens of its prompt: rotary angles may depend on it
   };
-  std::vector<std::int32_t> token_ids;      // [tokens]
-  std::vector<std::int32_t> positions;      // [tokens]
-  std::vector<Sequence> sequences;          // rows ascending, without gaps
-  std::vector<std::uint32_t> block_tables;  // entry i of a sequence: the block of its positions [i * block_size, (i + 1) * block_size)
-  std::vector<std::uint32_t> logit_rows;    // rows whose logits are wanted, ascending
+  std::vector<std::int32_t> token_ids;  // [tokens]
+  std::vector<std::int32_t> positions;  // [tokens]
+  std::vector<Sequence> sequences;      // rows ascending, without gaps
+  /// Entry i of a table: the block of positions [i * block_size, (i + 1) * block_size). The tables of a sequence follow each other, each
+  /// with the blocks of its positions up to the last one of this step.
+  std::vector<std::uint32_t> block_tables;
+  std::uint32_t num_tables = 1;           // of each sequence
+  std::vector<std::uint32_t> logit_rows;  // rows whose logits are wanted, ascending
   std::size_t num_tokens() const { return token_ids.size(); }
+  /// The first entry of a table of a sequence.
+  static std::size_t first_entry(const Sequence& sequence, std::size_t table, std::size_t block_size) {
+    return sequence.block_table + table * ((sequence.first_position + sequence.num_tokens + block_size - 1) / block_size);
+  }
 };
 
 /// The most that a step will ever hold.
@@ -128,7 +149,8 @@ struct StepLimits {
   std::size_t max_logit_rows = 0;
   std::size_t max_sequences = 0;
   std::size_t max_positions = 0;        // of a sequence
-  std::size_t max_sequence_blocks = 0;  // KV blocks of that many positions
+  std::size_t max_sequence_blocks = 0;  // KV blocks of that many positions, in one table
+  std::size_t num_tables = 1;           // block tables of a sequence
 };
 
 /// How many rows the values of a step have. A device may compute a few rows more than the batch has, so that one recording of the step's

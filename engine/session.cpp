@@ -8,6 +8,7 @@
 #include "comm/control_channel.h"
 #include "engine/runtime/coordinator.h"
 #include "engine/runtime/kv_cache.h"
+#include "engine/runtime/kv_layout.h"
 #include "engine/runtime/runner.h"
 #include "engine/runtime/worker.h"
 #include "engine/weights/loader.h"
@@ -69,14 +70,13 @@ parallel::ActivationRule activation_rule(const SessionOptions& options, const de
   };
 }
 
-/// How far back the layers see at most; 0: one sees all.
-std::size_t window_of_all_layers(const parallel::RankGraph& graph) {
-  std::size_t window = 0;
-  for (const parallel::Attention& attention : graph.attentions) {
-    if (attention.window == 0) return 0;
-    window = std::max<std::size_t>(window, attention.window);
+/// How far back each layer sees; 0: all.
+std::vector<std::uint32_t> windows_of(const parallel::RankGraph& graph) {
+  std::vector<std::uint32_t> windows(graph.dims.num_layers, 0);
+  for (const parallel::RankNode& node : graph.nodes) {
+    if (node.op == parallel::RankOp::kAttention) windows.at(node.layer) = graph.attentions[node.attention].window;
   }
-  return window;
+  return windows;
 }
 
 }  // namespace
@@ -106,6 +106,7 @@ struct Session::State {
   std::unique_ptr<text::Tokenizer> tokenizer;
   std::string no_tokenizer;  // why there is none
   std::vector<std::int32_t> eos_ids;
+  KvLayout kv_layout;
   device::KvCacheSpec kv;
   std::size_t max_model_len = 0;
   std::size_t weight_bytes = 0;
@@ -127,7 +128,9 @@ void Session::State::open_text() {
 
 /// Every rank takes the smallest cache of the group: blocks are numbered by rank 0 for all.
 void Session::State::size_cache(const parallel::RankGraph& plan, std::uint64_t budget) {
+  kv_layout = engine::kv_layout(windows_of(plan));
   kv.num_layers = plan.dims.num_layers;
+  kv.places = kv_layout.places;
   kv.num_kv_heads = plan.shard.kv_heads.size();
   kv.head_dim = plan.dims.head_dim;
   kv.block_size = options.block_size;
@@ -180,7 +183,8 @@ void Session::State::make_engine(parallel::RankGraph plan, LoadedShard shard) {
                     .num_blocks = kv.num_blocks,
                     .block_size = kv.block_size,
                     .max_logit_rows = runner->max_logit_rows(),
-                    .window = window_of_all_layers(runner->graph()),
+                    .tables = kv_layout.tables,
+                    .window = kv_layout.window,
                     .prefix_caching = options.prefix_caching,
                     .preempt_every = options.preempt_every},
       .max_model_len = max_model_len,
@@ -236,11 +240,12 @@ const text::Tokenizer* Session::tokenizer_or_null() const { return state_->token
 const std::vector<std::int32_t>& Session::eos_ids() const { return state_->eos_ids; }
 std::size_t Session::weight_bytes() const { return state_->weight_bytes; }
 std::size_t Session::kv_bytes() const { return state_->kv.num_blocks * state_->kv.bytes_per_block(); }
-std::size_t Session::kv_tokens() const { return state_->kv.num_blocks * state_->kv.block_size; }
+std::size_t Session::kv_tokens() const { return state_->kv.num_blocks / state_->kv.num_tables() * state_->kv.block_size; }
 std::size_t Session::kv_token_bytes() const {
   device::KvCacheSpec all = state_->kv;
   all.num_kv_heads = state_->model.spec.num_kv_heads;
-  return all.bytes_per_block() / all.block_size;
+  all.places.clear();  // without the places that no layer has
+  return all.bytes_per_token();
 }
 std::string Session::kv_type() const {
   const device::KvCacheSpec& kv = state_->kv;
@@ -275,8 +280,11 @@ void Session::forward(std::span<const std::int32_t> prompt, const OnLogits& on_l
                              .first_position = static_cast<std::uint32_t>(first),
                              .block_table = 0,
                              .prompt_length = static_cast<std::uint32_t>(prompt.size())}};
-    plan.batch.block_tables.resize((first + count + state.kv.block_size - 1) / state.kv.block_size);
-    std::iota(plan.batch.block_tables.begin(), plan.batch.block_tables.end(), 0u);
+    plan.batch.num_tables = static_cast<std::uint32_t>(state.kv.num_tables());
+    const std::size_t blocks = (first + count + state.kv.block_size - 1) / state.kv.block_size;
+    for (std::size_t i = 0; i < plan.batch.num_tables * blocks; ++i) {  // block b of a table: the b-th one of those that are its own
+      plan.batch.block_tables.push_back(static_cast<std::uint32_t>(i % blocks * plan.batch.num_tables + i / blocks));
+    }
     plan.batch.logit_rows.resize(count);
     std::iota(plan.batch.logit_rows.begin(), plan.batch.logit_rows.end(), 0u);
     plan.wanted.assign(count, RowWants::kLogits);

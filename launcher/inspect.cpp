@@ -25,9 +25,11 @@ std::string imbalance_table(const parallel::ModelDims& dims) {
 }
 
 std::string kv_line(const engine::ModelSpec& spec) {
-  const std::size_t elements = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim;
-  return fmt::format("KV cache: {} bytes a token in 16 bits, {} in 32 bits (all ranks together, each KV head once)\n", 2 * elements,
-                     4 * elements);
+  device::KvCacheSpec kv{.num_layers = spec.num_layers, .block_size = 1, .num_kv_heads = spec.num_kv_heads, .head_dim = spec.head_dim};
+  const std::size_t in_32_bits = kv.bytes_per_block();
+  kv.quantised = device::KvQuantisation::kInt8;
+  return fmt::format("KV cache: {} bytes a token in 8 bits, {} in 16 bits, {} in 32 bits (all ranks together, each KV head once)\n",
+                     kv.bytes_per_block(), in_32_bits / 2, in_32_bits);
 }
 
 }  // namespace

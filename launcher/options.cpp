@@ -140,7 +140,7 @@ void add_common_options(OptionTable& table) {
   table.add("activation-dtype", choice(&C::activation_dtype, {"auto", "float32", "int8"}), "TYPE",
             "what block-quantised weights are multiplied with; float32: exact, and the weights stay as small as stored");
   table.add("kv-cache-dtype", choice(&C::kv_cache_dtype, {"auto", "float32", "float16", "bfloat16", "fp8", "int8"}), "TYPE",
-            "how keys and values are stored (fp8, int8: on GPUs, with a scale for each token and head)");
+            "how keys and values are stored (fp8, int8: with a scale for each token and head)");
   table.add("max-model-len", integer(&C::max_model_len, 0, kMaxInt32), "N",
             "tokens of prompt and answer together (0: the model's, or what fits)");
 

@@ -40,8 +40,10 @@ void AttentionRunner::plan(const StepBatch& batch, const AttentionSpec& spec, bo
   } else {
     for (std::uint32_t i = 0; i < items_.size(); ++i) pieces_.push_back({i, items_[i].first_span, items_[i].end_span});
   }
-  // States and scores, and in decode the rotated queries of an item and its key.
-  for (auto& scratch : scratch_) scratch.resize(kQueryBlock * (2 * state_floats_ + kSpan) + (kQueryBlock + 1) * (state_floats_ + kLanes));
+  // States, in decode the rotated queries of an item and its key, and what the kernel needs.
+  const std::size_t floats =
+      kQueryBlock * state_floats_ + (kQueryBlock + 1) * (state_floats_ + kLanes) + kernels_.attend_scratch_floats(head_dim_);
+  for (auto& scratch : scratch_) scratch.resize(floats);
 }
 
 /// At most one item is cut at each border between threads.
@@ -141,7 +143,7 @@ QueryBlock AttentionRunner::queries_of(const AttentionCall& call, const Item& it
     block.positions[i] = item.sequence->first_position + static_cast<std::uint32_t>(token);
     if (call.slopes != nullptr) block.slopes[i] = call.slopes[head];
   }
-  block.block_table = batch_->block_tables.data() + item.sequence->block_table;
+  block.block_table = batch_->block_tables.data() + StepBatch::first_entry(*item.sequence, call.block_table, call.cache.block_size);
   block.kv_head = item.kv_head;
   block.scale = call.scale;
   block.window = call.window;
@@ -169,7 +171,8 @@ void AttentionRunner::append_newest(const AttentionCall& call, const Item& item,
     kernels_.rotate(key, head_dim_, call.table->cosines.data() + angles, call.table->sines.data() + angles, half, rotated);
     key = rotated;
   }
-  const std::uint32_t block = batch_->block_tables[item.sequence->block_table + position / call.cache.block_size];
+  const std::size_t table = StepBatch::first_entry(*item.sequence, call.block_table, call.cache.block_size);
+  const std::uint32_t block = batch_->block_tables[table + position / call.cache.block_size];
   kernels_.append(call.cache, block, item.kv_head, position % call.cache.block_size, key, value);
 }
 
@@ -189,13 +192,13 @@ void AttentionRunner::run(const AttentionCall& call, std::size_t thread) noexcep
 void AttentionRunner::run_piece(const AttentionCall& call, const Piece& piece, float* scratch) noexcept {
   const Item& item = items_[piece.item];
   QueryBlock block = queries_of(call, item);
+  float* rotated = scratch + kQueryBlock * state_floats_;
   if (call.appends) {
-    float* rotated = scratch + kQueryBlock * (2 * state_floats_ + kSpan);
     if (call.table != nullptr) rotate_queries(call, item, block, rotated);
     // The newest key lies in the last span: no other thread reads there.
     if (piece.end_span == item.end_span) append_newest(call, item, rotated + kQueryBlock * (state_floats_ + kLanes));
   }
-  float* scores = scratch + kQueryBlock * state_floats_;
+  float* scores = rotated + (kQueryBlock + 1) * (state_floats_ + kLanes);
   if (item.parts == 1) {
     kernels_.attend(call.cache, block, piece.first_span, piece.end_span, scratch, state_floats_, 0, scores);
     for (std::size_t query = 0; query < item.count; ++query) finish(call, item, query, scratch + query * state_floats_, scores);

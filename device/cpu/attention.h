@@ -16,6 +16,7 @@ struct AttentionCall {
   const float* qkv = nullptr;  // [T, qkv_columns]
   std::size_t qkv_columns = 0;
   CacheView cache{};
+  std::size_t block_table = 0;  // which of a sequence the layer goes by
   float scale = 0.0f;
   std::uint32_t window = 0;
   float soft_cap = 0.0f;          // see AttentionSpec

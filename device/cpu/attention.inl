@@ -7,10 +7,12 @@ constexpr int kQueriesTogether = 4;
 
 LOCKSTEP_INLINE std::size_t round_up_16(std::size_t n) { return (n + 15) / 16 * 16; }
 
-/// The 16 keys, and the 16 values, of each group of the span that is being worked on.
+/// The 16 keys, and the 16 values, of each group of the span that is being worked on, and their scales if they have such.
 struct SpanPlace {
   const std::byte* keys[kGroups];
   const std::byte* values[kGroups];
+  const float* key_scales[kGroups];
+  const float* value_scales[kGroups];
   std::uint32_t first_position;
 };
 
@@ -27,9 +29,16 @@ LOCKSTEP_INLINE KeyRange keys_of(const QueryBlock& block, std::size_t query, std
   return {from - span_begin, to - span_begin};
 }
 
-template <DType kType, int Q, int G>
-LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, const std::byte* const* keys, std::size_t head_dim,
-                                  float* scores) {
+template <CacheType kType, int Q, int G>
+LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, const SpanPlace& place, std::size_t first_group,
+                                  std::size_t head_dim, float* scores) {
+  const std::byte* const* keys = place.keys + first_group;
+  [[maybe_unused]] Floats scales[G];
+  if constexpr (kHasScales<kType>) {
+    LOCKSTEP_UNROLL
+    for (int g = 0; g < G; ++g)
+      scales[g] = mul(load(place.key_scales[first_group + static_cast<std::size_t>(g)]), splat(kScaleUnit<kType>));
+  }
   Floats sums[Q][G];
   LOCKSTEP_UNROLL
   for (int q = 0; q < Q; ++q) {
@@ -39,7 +48,10 @@ LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, co
   for (std::size_t d = 0; d < head_dim; ++d) {
     Floats k[G];
     LOCKSTEP_UNROLL
-    for (int g = 0; g < G; ++g) k[g] = load_weights<kType>(keys[g], d * 16);
+    for (int g = 0; g < G; ++g) {
+      k[g] = load_elements<kType>(keys[g], d * 16);
+      if constexpr (kHasScales<kType>) k[g] = mul(k[g], scales[g]);
+    }
     LOCKSTEP_UNROLL
     for (int q = 0; q < Q; ++q) {
       const Floats x = splat(block.queries[query + static_cast<std::size_t>(q)][d]);
@@ -51,7 +63,7 @@ LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, co
   LOCKSTEP_UNROLL
   for (int q = 0; q < Q; ++q) {
     LOCKSTEP_UNROLL
-    for (int g = 0; g < G; ++g) store(scores + q * kSpan + g * 16, mul(sums[q][g], scale));
+    for (int g = 0; g < G; ++g) store(scores + q * kSpan + (first_group + static_cast<std::size_t>(g)) * 16, mul(sums[q][g], scale));
   }
 }
 
@@ -93,7 +105,7 @@ LOCKSTEP_INLINE void soften(KeyRange range, float* scores, float& maximum, float
 
 /// Adds p * v of the keys [from, to) to dims [dim, dim + 16 * C) of Q queries. Reads up to 15 dims behind head_dim: of the next key, or of
 /// the pad of the cache.
-template <DType kType, int Q, int C>
+template <CacheType kType, int Q, int C>
 LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std::uint32_t to, std::size_t head_dim, std::size_t dim,
                                 const float* probabilities, float* sums, std::size_t stride) {
   Floats o[Q][C];
@@ -104,11 +116,15 @@ LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std:
   }
   for (std::uint32_t key = from; key < to;) {
     const std::byte* values = place.values[key / 16];
+    [[maybe_unused]] const float* scales = place.value_scales[key / 16];
     const std::uint32_t end = (key / 16 + 1) * 16 < to ? (key / 16 + 1) * 16 : to;
     for (; key < end; ++key) {
       Floats v[C];
       LOCKSTEP_UNROLL
-      for (int c = 0; c < C; ++c) v[c] = load_weights<kType>(values, key % 16 * head_dim + dim + 16 * static_cast<std::size_t>(c));
+      for (int c = 0; c < C; ++c) {
+        v[c] = load_elements<kType>(values, key % 16 * head_dim + dim + 16 * static_cast<std::size_t>(c));
+        if constexpr (kHasScales<kType>) v[c] = mul(v[c], splat(scales[key % 16] * kScaleUnit<kType>));
+      }
       LOCKSTEP_UNROLL
       for (int q = 0; q < Q; ++q) {
         const Floats p = splat(probabilities[static_cast<std::size_t>(q) * kSpan + key]);
@@ -124,7 +140,7 @@ LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std:
   }
 }
 
-template <DType kType, int Q>
+template <CacheType kType, int Q>
 LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std::uint32_t to, std::size_t head_dim,
                                 const float* probabilities, float* sums, std::size_t stride) {
   constexpr int kTogether = kAccumulators >= 16 ? 4 : Q == 1 ? 4 : Q == 2 ? 2 : 1;
@@ -137,7 +153,7 @@ LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std:
 }
 
 /// Q queries over one span: leaves value sums, maximum, sum of p and the flag of each at `out` (`stride` floats apart).
-template <DType kType, int Q>
+template <CacheType kType, int Q>
 LOCKSTEP_NOINLINE void attend_span(const QueryBlock& block, std::size_t query, const SpanPlace& place, const KeyRange* ranges,
                                    std::size_t head_dim, float* scores, float* out, std::size_t stride) {
   const std::size_t padded = round_up_16(head_dim);
@@ -153,11 +169,11 @@ LOCKSTEP_NOINLINE void attend_span(const QueryBlock& block, std::size_t query, c
   const std::size_t end_group = (end + 15) / 16;
   if constexpr (kAccumulators >= 16) {
     if (group == 0 && end_group == kGroups) {
-      score_groups<kType, Q, static_cast<int>(kGroups)>(block, query, place.keys, head_dim, scores);
+      score_groups<kType, Q, static_cast<int>(kGroups)>(block, query, place, 0, head_dim, scores);
       group = kGroups;
     }
   }
-  for (; group < end_group; ++group) score_groups<kType, Q, 1>(block, query, place.keys + group, head_dim, scores + 16 * group);
+  for (; group < end_group; ++group) score_groups<kType, Q, 1>(block, query, place, group, head_dim, scores);
 
   for (int q = 0; q < Q; ++q) {
     float* state = out + static_cast<std::size_t>(q) * stride;
@@ -206,65 +222,133 @@ void finish_state(const float* state, std::size_t head_dim, float* out) {
   for (std::size_t d = 0; d < head_dim; d += 16) store_first(out + d, div(load(state + d), sum), lanes_left(head_dim, d));
 }
 
-template <DType kType>
-LOCKSTEP_INLINE void attend_type(const CacheView& cache, const QueryBlock& block, std::size_t first_span, std::size_t end_span,
-                                 float* states, std::size_t state_stride, std::size_t span_stride, float* scratch) {
-  constexpr std::size_t kElement = kType == DType::kF32 ? 4 : 2;
-  const std::size_t head_dim = cache.head_dim, padded = round_up_16(head_dim);
+/// Groups that the block table does not reach stay null.
+template <CacheType kType>
+LOCKSTEP_INLINE SpanPlace place_of(const CacheView& cache, const QueryBlock& block, std::size_t span, std::uint32_t last_position) {
+  SpanPlace place = {};
+  place.first_position = static_cast<std::uint32_t>(span * kSpan);
+  for (std::size_t g = 0; g < kGroups; ++g) {
+    const std::size_t position = span * kSpan + 16 * g;
+    if (position > last_position) break;
+    const std::size_t offset = position % cache.block_size;
+    const std::byte* keys =
+        cache.cache + block.block_table[position / cache.block_size] * cache.block_bytes + block.kv_head * cache.head_bytes;
+    const std::byte* values = keys + cache.value_offset;
+    place.keys[g] = keys + offset * cache.head_dim * kElementBytes<kType>;
+    place.values[g] = values + offset * cache.head_dim * kElementBytes<kType>;
+    if constexpr (kHasScales<kType>) {
+      place.key_scales[g] = reinterpret_cast<const float*>(keys + cache.scale_offset) + offset;
+      place.value_scales[g] = reinterpret_cast<const float*>(values + cache.scale_offset) + offset;
+    }
+  }
+  return place;
+}
+
+/// The span as a cache of fp32 has it: where many queries walk over it, its numbers are expanded once. `to`: 2 * kSpan * head_dim floats
+/// and 16 more.
+template <CacheType kType>
+LOCKSTEP_NOINLINE SpanPlace expand_span(const SpanPlace& place, std::size_t head_dim, float* to) {
+  SpanPlace expanded = {};
+  expanded.first_position = place.first_position;
+  for (std::size_t g = 0; g < kGroups && place.keys[g] != nullptr; ++g) {
+    float* keys = to + 16 * g * head_dim;
+    const Floats scales = mul(load(place.key_scales[g]), splat(kScaleUnit<kType>));
+    for (std::size_t d = 0; d < head_dim; ++d) store(keys + 16 * d, mul(load_elements<kType>(place.keys[g], 16 * d), scales));
+    float* values = to + (kSpan + 16 * g) * head_dim;
+    for (std::size_t key = 0; key < 16; ++key) {
+      const Floats scale = splat(place.value_scales[g][key] * kScaleUnit<kType>);
+      for (std::size_t d = 0; d < head_dim; d += 16) {  // what goes beyond head_dim is overwritten by the next key
+        store(values + key * head_dim + d, mul(load_elements<kType>(place.values[g], key * head_dim + d), scale));
+      }
+    }
+    expanded.keys[g] = reinterpret_cast<const std::byte*>(keys);
+    expanded.values[g] = reinterpret_cast<const std::byte*>(values);
+  }
+  return expanded;
+}
+
+/// All queries of the block over one span. See attend; `states` is where the first query's state of this span goes.
+template <CacheType kType>
+LOCKSTEP_INLINE void attend_queries(const QueryBlock& block, const SpanPlace& place, std::size_t span, std::size_t head_dim, float* states,
+                                    std::size_t state_stride, bool merges, float* scratch) {
   float* scores = scratch;
   float* partial = scratch + kQueriesTogether * kSpan;
-  if (span_stride == 0) {
-    for (std::size_t q = 0; q < block.count; ++q) states[q * state_stride + padded + 2] = 0.0f;
+  const std::size_t partial_stride = round_up_16(head_dim) + kStateExtra;  // state_stride may be that of many spans
+  for (std::size_t query = 0; query < block.count;) {
+    const std::size_t left = block.count - query;
+    const std::size_t together = left < kQueriesTogether ? left : kQueriesTogether;
+    KeyRange ranges[kQueriesTogether];
+    bool any = false;
+    for (std::size_t q = 0; q < together; ++q) {
+      ranges[q] = keys_of(block, query + q, span);
+      any = any || ranges[q].from < ranges[q].to;
+    }
+    float* out = merges ? partial : states + query * state_stride;
+    const std::size_t stride = merges ? partial_stride : state_stride;
+    if (any) {
+      if (together == 4) attend_span<kType, 4>(block, query, place, ranges, head_dim, scores, out, stride);
+      if (together == 3) attend_span<kType, 3>(block, query, place, ranges, head_dim, scores, out, stride);
+      if (together == 2) attend_span<kType, 2>(block, query, place, ranges, head_dim, scores, out, stride);
+      if (together == 1) attend_span<kType, 1>(block, query, place, ranges, head_dim, scores, out, stride);
+    }
+    for (std::size_t q = 0; q < together; ++q) {
+      if (!any) {
+        if (!merges) out[q * stride + round_up_16(head_dim) + 2] = 0.0f;
+      } else if (merges) {
+        merge_state(states + (query + q) * state_stride, partial + q * stride, head_dim);
+      }
+    }
+    query += together;
   }
+}
+
+template <CacheType kType>
+LOCKSTEP_INLINE void attend_type(const CacheView& cache, const QueryBlock& block, std::size_t first_span, std::size_t end_span,
+                                 float* states, std::size_t state_stride, std::size_t span_stride, float* scratch) {
+  const std::size_t head_dim = cache.head_dim, padded = round_up_16(head_dim);
+  const bool merges = span_stride == 0;
+  for (std::size_t q = 0; q < block.count && merges; ++q) states[q * state_stride + padded + 2] = 0.0f;
   std::uint32_t last_position = 0;
   for (std::size_t q = 0; q < block.count; ++q) last_position = block.positions[q] > last_position ? block.positions[q] : last_position;
   for (std::size_t span = first_span; span < end_span; ++span) {
-    SpanPlace place = {};
-    place.first_position = static_cast<std::uint32_t>(span * kSpan);
-    for (std::size_t g = 0; g < kGroups; ++g) {
-      const std::size_t position = span * kSpan + 16 * g;
-      if (position > last_position) break;  // the block table ends there
-      const std::size_t offset = position % cache.block_size;
-      const std::byte* head =
-          cache.cache + block.block_table[position / cache.block_size] * cache.block_bytes + block.kv_head * cache.head_bytes;
-      place.keys[g] = head + offset * head_dim * kElement;
-      place.values[g] = head + cache.value_offset + offset * head_dim * kElement;
+    const SpanPlace place = place_of<kType>(cache, block, span, last_position);
+    float* to = states + (span - first_span) * span_stride;
+    if constexpr (kHasScales<kType>) {
+      if (block.count > kQueriesTogether) {
+        const SpanPlace expanded = expand_span<kType>(place, head_dim, scratch + kQueriesTogether * (kSpan + padded + kStateExtra));
+        attend_queries<CacheType::kFloat32>(block, expanded, span, head_dim, to, state_stride, merges, scratch);
+        continue;
+      }
     }
-    for (std::size_t query = 0; query < block.count;) {
-      const std::size_t left = block.count - query;
-      const std::size_t together = left < kQueriesTogether ? left : kQueriesTogether;
-      KeyRange ranges[kQueriesTogether];
-      bool any = false;
-      for (std::size_t q = 0; q < together; ++q) {
-        ranges[q] = keys_of(block, query + q, span);
-        any = any || ranges[q].from < ranges[q].to;
-      }
-      float* out = span_stride == 0 ? partial : states + query * state_stride + (span - first_span) * span_stride;
-      if (any) {
-        if (together == 4) attend_span<kType, 4>(block, query, place, ranges, head_dim, scores, out, state_stride);
-        if (together == 3) attend_span<kType, 3>(block, query, place, ranges, head_dim, scores, out, state_stride);
-        if (together == 2) attend_span<kType, 2>(block, query, place, ranges, head_dim, scores, out, state_stride);
-        if (together == 1) attend_span<kType, 1>(block, query, place, ranges, head_dim, scores, out, state_stride);
-      }
-      for (std::size_t q = 0; q < together; ++q) {
-        if (!any) {
-          if (span_stride != 0) out[q * state_stride + padded + 2] = 0.0f;
-        } else if (span_stride == 0) {
-          merge_state(states + (query + q) * state_stride, partial + q * state_stride, head_dim);
-        }
-      }
-      query += together;
-    }
+    attend_queries<kType>(block, place, span, head_dim, to, state_stride, merges, scratch);
   }
+}
+
+std::size_t attend_scratch_floats(std::size_t head_dim) {
+  return kQueriesTogether * (kSpan + round_up_16(head_dim) + kStateExtra) + 2 * kSpan * head_dim + 16;
 }
 
 void attend(const CacheView& cache, const QueryBlock& block, std::size_t first, std::size_t end, float* states, std::size_t state_stride,
             std::size_t span_stride, float* scratch) {
-  switch (cache.dtype) {
-    case DType::kF32: return attend_type<DType::kF32>(cache, block, first, end, states, state_stride, span_stride, scratch);
-    case DType::kF16: return attend_type<DType::kF16>(cache, block, first, end, states, state_stride, span_stride, scratch);
-    default: return attend_type<DType::kBF16>(cache, block, first, end, states, state_stride, span_stride, scratch);
+#define LOCKSTEP_CASE(type) \
+  case CacheType::type: return attend_type<CacheType::type>(cache, block, first, end, states, state_stride, span_stride, scratch);
+  switch (cache.type) {
+    LOCKSTEP_CASE(kFloat32)
+    LOCKSTEP_CASE(kFloat16)
+    LOCKSTEP_CASE(kBFloat16)
+    LOCKSTEP_CASE(kFloat8)
+    LOCKSTEP_CASE(kInt8)
   }
+#undef LOCKSTEP_CASE
+}
+
+template <CacheType kType>
+LOCKSTEP_INLINE void append_eight_bits(const CacheView& cache, std::byte* at, std::size_t offset, const float* key, const float* value) {
+  std::byte* values = at + cache.value_offset;
+  place_elements<kType>(key, cache.head_dim, at + offset / 16 * 16 * cache.head_dim + offset % 16, 16,
+                        reinterpret_cast<float*>(at + cache.scale_offset) + offset);
+  place_elements<kType>(value, cache.head_dim, values + offset * cache.head_dim, 1,
+                        reinterpret_cast<float*>(values + cache.scale_offset) + offset);
 }
 
 template <class Element>
@@ -277,14 +361,16 @@ LOCKSTEP_INLINE void place_key_and_value(std::byte* head, std::size_t value_offs
 
 void append(const CacheView& cache, std::uint32_t block, std::size_t head, std::size_t offset, const float* key, const float* value) {
   std::byte* at = cache.cache + block * cache.block_bytes + head * cache.head_bytes;
-  if (cache.dtype == DType::kF32) return place_key_and_value(at, cache.value_offset, cache.head_dim, offset, key, value);
+  if (cache.type == CacheType::kInt8) return append_eight_bits<CacheType::kInt8>(cache, at, offset, key, value);
+  if (cache.type == CacheType::kFloat8) return append_eight_bits<CacheType::kFloat8>(cache, at, offset, key, value);
+  if (cache.type == CacheType::kFloat32) return place_key_and_value(at, cache.value_offset, cache.head_dim, offset, key, value);
   constexpr std::size_t kPiece = 256;
   std::uint16_t halves[2][kPiece];
   std::uint16_t* keys = reinterpret_cast<std::uint16_t*>(at) + offset / 16 * 16 * cache.head_dim + offset % 16;
   std::uint16_t* values = reinterpret_cast<std::uint16_t*>(at + cache.value_offset) + offset * cache.head_dim;
   for (std::size_t d = 0; d < cache.head_dim; d += kPiece) {
     const std::size_t n = cache.head_dim - d < kPiece ? cache.head_dim - d : kPiece;
-    if (cache.dtype == DType::kF16) {
+    if (cache.type == CacheType::kFloat16) {
       to_half(key + d, n, halves[0]);
       to_half(value + d, n, halves[1]);
     } else {

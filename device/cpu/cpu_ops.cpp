@@ -120,10 +120,12 @@ void CpuDevice::rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, 
   reserve_scratch(spec.head_dim * sizeof(float));
   copies_.set_valid(qkv, false);
   submit({{qkv.data, Use::kWrite}, {view.cache, Use::kWrite}},
-         [=, this, columns = qkv.columns, heads = spec.num_heads, kv_heads = spec.num_kv_heads](std::size_t thread) {
+         [=, this, columns = qkv.columns, heads = spec.num_heads, kv_heads = spec.num_kv_heads,
+          block_table = table_of(cache, layer)](std::size_t thread) {
            const Share tokens = share_of(step_->num_tokens(), thread, pool_.size());
            for (std::size_t token = tokens.first; token < tokens.end; ++token) {
-             append_token(rows + token * columns, token, heads, kv_heads, table, view, reinterpret_cast<float*>(scratch_[thread].data()));
+             append_token(rows + token * columns, token, heads, kv_heads, table, view, block_table,
+                          reinterpret_cast<float*>(scratch_[thread].data()));
            }
          });
 }
@@ -132,6 +134,7 @@ void CpuDevice::attention(const Matrix& qkv, const AttentionSpec& spec, KvCache&
   const StepBatch& batch = step();
   AttentionCall call;
   call.cache = checked_cache(qkv, spec, cache, layer);
+  call.block_table = table_of(cache, layer);
   require(out.columns == spec.num_heads * spec.head_dim, "attention: the output must have num_heads * head_dim columns");
   const std::size_t tokens = batch.num_tokens();
   call.qkv = floats_of(qkv, tokens);
@@ -368,6 +371,12 @@ CacheView CpuDevice::checked_cache(const Matrix& qkv, const AttentionSpec& spec,
   return own.layer(layer);
 }
 
+std::size_t CpuDevice::table_of(const KvCache& cache, std::size_t layer) const {
+  const std::size_t table = cache.spec().place_of(layer).table;
+  require(table < step().num_tables, "a layer goes by a block table that the step does not have");
+  return table;
+}
+
 void CpuDevice::check_table(const RotaryTable& table, const StepBatch& batch, std::size_t head_dim) {
   require(table.rotary_dim % 2 == 0 && table.rotary_dim <= head_dim, "rotary_dim must be even and at most head_dim");
   const std::size_t known = table.rotary_dim == 0 ? SIZE_MAX : std::min(table.cosines.size(), table.sines.size()) / (table.rotary_dim / 2);
@@ -380,15 +389,16 @@ void CpuDevice::check_table(const RotaryTable& table, const StepBatch& batch, st
 }
 
 void CpuDevice::append_token(float* row, std::size_t token, std::size_t heads, std::size_t kv_heads, const RotaryTable* table,
-                             const CacheView& cache, float* scratch) const {
+                             const CacheView& cache, std::size_t block_table, float* scratch) const {
   const StepBatch& batch = *step_;
   const auto behind = std::upper_bound(batch.sequences.begin(), batch.sequences.end(), token,
                                        [](std::size_t t, const StepBatch::Sequence& sequence) { return t < sequence.first_token; });
   const StepBatch::Sequence& sequence = *(behind - 1);
   const std::size_t position = sequence.first_position + (token - sequence.first_token);
   const std::size_t angles = table != nullptr && table->by_token ? token : static_cast<std::size_t>(batch.positions[token]);
-  attention_.append_token(row, angles, heads, kv_heads, table, cache,
-                          batch.block_tables[sequence.block_table + position / cache.block_size], position % cache.block_size, scratch);
+  const std::size_t first_entry = StepBatch::first_entry(sequence, block_table, cache.block_size);
+  attention_.append_token(row, angles, heads, kv_heads, table, cache, batch.block_tables[first_entry + position / cache.block_size],
+                          position % cache.block_size, scratch);
 }
 
 }  // namespace lockstep::device::cpu

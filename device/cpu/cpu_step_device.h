@@ -11,6 +11,7 @@
 #include "device/cpu/cpu_device.h"
 #include "device/cpu/int8_matrix.h"
 #include "device/cpu/kernels.h"
+#include "device/cpu/kv_cache.h"
 #include "device/cpu/linear_weight.h"
 #include "device/cpu/memory.h"
 #include "device/cpu/row_copies.h"
@@ -21,21 +22,6 @@
 #include "device/device.h"
 
 namespace lockstep::device::cpu {
-
-class CpuKvCache final : public KvCache {
- public:
-  explicit CpuKvCache(const KvCacheSpec& spec) : spec_(spec), memory_(spec.num_blocks * spec.bytes_per_block() + 64) {}
-  const KvCacheSpec& spec() const override { return spec_; }
-  CacheView layer(std::size_t layer) const {
-    const std::size_t half = spec_.block_size * spec_.head_dim * info(spec_.dtype).block_bytes;
-    const std::size_t block = 2 * half * spec_.num_kv_heads;
-    return {memory_.data() + layer * spec_.num_blocks * block, block, 2 * half, half, spec_.block_size, spec_.head_dim, spec_.dtype};
-  }
-
- private:
-  KvCacheSpec spec_;
-  HugeMemory memory_;  // 64 bytes longer: the last values are read as whole vectors
-};
 
 inline void require(bool condition, const char* what) {
   if (!condition) throw std::invalid_argument(what);
@@ -271,12 +257,14 @@ class CpuDevice final : public Device {
 
   static void expand_quants(const Int8View& view, std::size_t row, std::size_t columns, float* to);
 
+  /// The block table that a layer goes by.
+  std::size_t table_of(const KvCache& cache, std::size_t layer) const;
   static CacheView checked_cache(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer);
 
   static void check_table(const RotaryTable& table, const StepBatch& batch, std::size_t head_dim);
 
   void append_token(float* row, std::size_t token, std::size_t heads, std::size_t kv_heads, const RotaryTable* table,
-                    const CacheView& cache, float* scratch) const;
+                    const CacheView& cache, std::size_t block_table, float* scratch) const;
 
   const Kernels& kernels_;
   const StepBatch* step_ = nullptr;

@@ -47,16 +47,21 @@ struct LinearArgs {
   std::size_t out_stride;
 };
 
+/// How an element of the KV cache is stored. The types of 8 bits have a scale for each key and each value (docs/numerics.md, N7).
+enum class CacheType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kFloat8, kInt8 };
+
 /// Keys and values of one layer. Block b, head h starts at cache + b * block_bytes + h * head_bytes:
-/// keys [block_size / 16][head_dim][16 keys], then, value_offset bytes on, values [block_size][head_dim].
+/// keys [block_size / 16][head_dim][16 keys], then, value_offset bytes on, values [block_size][head_dim]. Behind the keys, and behind the
+/// values, scale_offset bytes from their beginning, stand their scales, fp32 [block_size], where the type has them.
 struct CacheView {
   std::byte* cache;
   std::size_t block_bytes;
   std::size_t head_bytes;
   std::size_t value_offset;
+  std::size_t scale_offset;
   std::size_t block_size;
   std::size_t head_dim;
-  DType dtype;
+  CacheType type;
 };
 
 /// Up to kQueryBlock queries over the same keys.
@@ -112,10 +117,10 @@ struct Kernels {
   void (*from_half)(const std::uint16_t* x, std::size_t count, float* out);
 
   /// Spans [first, end) for every query of the block. states: one a query, `state_stride` floats apart. With span_stride 0 the spans are
-  /// merged into them, else span s is left by itself at states + (s - first) * span_stride. `scratch`: kQueryBlock states and kQueryBlock *
-  /// kSpan floats more.
+  /// merged into them, else span s is left by itself at states + (s - first) * span_stride. `scratch`: attend_scratch_floats.
   void (*attend)(const CacheView& cache, const QueryBlock& block, std::size_t first, std::size_t end, float* states,
                  std::size_t state_stride, std::size_t span_stride, float* scratch);
+  std::size_t (*attend_scratch_floats)(std::size_t head_dim);
   void (*merge_state)(float* into, const float* from, std::size_t head_dim);
   void (*finish_state)(const float* state, std::size_t head_dim, float* out);
 

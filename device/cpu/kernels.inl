@@ -3,6 +3,7 @@
 #include "device/cpu/functions.inl"
 #include "device/cpu/linear.inl"
 #include "device/cpu/rows.inl"
+#include "device/cpu/kv_elements.inl"
 #include "device/cpu/attention.inl"
 // clang-format on
 
@@ -29,6 +30,7 @@ constexpr Kernels make_table(Isa isa) {
           .to_bfloat16 = to_bfloat16,
           .from_half = from_half,
           .attend = attend,
+          .attend_scratch_floats = attend_scratch_floats,
           .merge_state = merge_state,
           .finish_state = finish_state,
           .read_bytes = read_bytes,

@@ -76,6 +76,11 @@ LOCKSTEP_INLINE Floats load_half(const std::uint16_t* p) {
 LOCKSTEP_INLINE void store_half(std::uint16_t* p, Floats x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtps_ph(0xFFFF, x.a, _MM_FROUND_TO_NEAREST_INT));
 }
+LOCKSTEP_INLINE Floats load_float8(const std::byte* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<std::int16_t>(0xBF80)));
+  return {_mm512_maskz_cvtph_ps(0xFFFF, halves)};
+}
 
 LOCKSTEP_INLINE Ints load_table(const std::int8_t* p, std::int8_t flip) {
   const __m128i bytes = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(flip));

@@ -138,6 +138,17 @@ LOCKSTEP_INLINE void store_half(std::uint16_t* p, Floats x) {
   vst1_u16(p + 8, vreinterpret_u16_f16(vcvt_f16_f32(x.c)));
   vst1_u16(p + 12, vreinterpret_u16_f16(vcvt_f16_f32(x.d)));
 }
+LOCKSTEP_INLINE int16x8_t halves_of_float8(int8x8_t bytes) {
+  return vandq_s16(vshlq_n_s16(vmovl_s8(bytes), 7), vdupq_n_s16(static_cast<std::int16_t>(0xBF80)));
+}
+LOCKSTEP_INLINE Floats load_float8(const std::byte* p) {
+  const int8x16_t bytes = vld1q_s8(reinterpret_cast<const std::int8_t*>(p));
+  const int16x8_t low = halves_of_float8(vget_low_s8(bytes)), high = halves_of_float8(vget_high_s8(bytes));
+#define LOCKSTEP_WIDEN(half) vcvt_f32_f16(vreinterpret_f16_s16(half))
+  return {LOCKSTEP_WIDEN(vget_low_s16(low)), LOCKSTEP_WIDEN(vget_high_s16(low)), LOCKSTEP_WIDEN(vget_low_s16(high)),
+          LOCKSTEP_WIDEN(vget_high_s16(high))};
+#undef LOCKSTEP_WIDEN
+}
 
 LOCKSTEP_INLINE Ints load_table(const std::int8_t* p, std::int8_t flip) {
   const int32x4_t bytes = vreinterpretq_s32_s8(veorq_s8(vld1q_s8(p), vdupq_n_s8(flip)));

@@ -252,7 +252,8 @@ class CudaDeviceOnStream final : public CudaDevice {
 
   void rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
                          std::size_t layer) override {
-    cuda::rotate_and_append(launch(), rows_of(qkv), step(), head_map(spec), rotary(table), static_cast<const CudaKvCache&>(cache), layer);
+    cuda::rotate_and_append(launch(), rows_of(qkv), step_of(cache, layer), head_map(spec), rotary(table),
+                            static_cast<const CudaKvCache&>(cache), layer);
   }
 
   void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) override {
@@ -263,8 +264,8 @@ class CudaDeviceOnStream final : public CudaDevice {
       scratch_ = DeviceMemory(bytes, "attention");
       check(cudaMemsetAsync(scratch_.data(), 0, bytes, stream_), "clearing memory");
     }
-    cuda::attention(launch(), rows_of(qkv), step(), heads, spec.scale, spec.window, own, layer, scratch_.data(), rows_of(out),
-                    {.soft_cap = spec.soft_cap, .slopes = slopes_of(spec)});
+    cuda::attention(launch(), rows_of(qkv), step_of(cache, layer), heads, spec.scale, spec.window, own, layer, scratch_.data(),
+                    rows_of(out), {.soft_cap = spec.soft_cap, .slopes = slopes_of(spec)});
   }
 
   void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
@@ -352,6 +353,15 @@ class CudaDeviceOnStream final : public CudaDevice {
   const StepView& step() const {
     if (step_ == nullptr) throw std::logic_error("no step has begun");
     return step_->view();
+  }
+
+  /// The step as a layer sees it, which goes by one of the block tables.
+  StepView step_of(const KvCache& cache, std::size_t layer) const {
+    StepView view = step();
+    const std::size_t table = cache.spec().place_of(layer).table;
+    require(table < step_->limits().num_tables, "a layer goes by a block table that steps do not have");
+    view.block_tables += table * step_->limits().max_sequence_blocks;
+    return view;
   }
 
   static void expand(const std::byte* row, Activation type, std::span<float> to) {

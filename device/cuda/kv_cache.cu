@@ -52,9 +52,9 @@ const KvCacheSpec& checked(const KvCacheSpec& spec) {
 
 }  // namespace
 
-CudaKvCache::CudaKvCache(const KvCacheSpec& spec) : spec_(checked(spec)), memory_(spec.num_layers * layer_bytes(spec), "the KV cache") {}
+CudaKvCache::CudaKvCache(const KvCacheSpec& spec) : spec_(checked(spec)), memory_(spec.num_slots() * layer_bytes(spec), "the KV cache") {}
 
-void* CudaKvCache::layer(std::size_t layer) const { return memory_.as<std::byte>() + layer * layer_bytes(spec_); }
+void* CudaKvCache::layer(std::size_t layer) const { return memory_.as<std::byte>() + spec_.place_of(layer).slot * layer_bytes(spec_); }
 
 CacheView view_of(const CudaKvCache& cache, std::size_t layer) {
   CacheView view = layout_of(cache.spec());

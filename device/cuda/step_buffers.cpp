@@ -24,7 +24,7 @@ StepBuffers::StepBuffers(const StepLimits& limits) : limits_(limits) {
   layout_.sequence_of = place(limits.max_tokens, sizeof(std::uint32_t));
   layout_.logit_rows = place(limits.max_logit_rows, sizeof(std::uint32_t));
   layout_.sequences = place(limits.max_sequences, sizeof(SequenceView));
-  layout_.block_tables = place(limits.max_sequences * limits.max_sequence_blocks, sizeof(std::uint32_t));
+  layout_.block_tables = place(limits.max_sequences * limits.num_tables * limits.max_sequence_blocks, sizeof(std::uint32_t));
   layout_.end = at;
   memory_ = DeviceMemory(layout_.end, "the step");
   staging_ = PinnedMemory(layout_.end, "the step");
@@ -34,7 +34,7 @@ StepBuffers::StepBuffers(const StepLimits& limits) : limits_(limits) {
   view_.logit_rows = device<std::uint32_t>(layout_.logit_rows);
   view_.sequences = device<SequenceView>(layout_.sequences);
   view_.block_tables = device<std::uint32_t>(layout_.block_tables);
-  view_.block_table_stride = static_cast<std::uint32_t>(limits.max_sequence_blocks);
+  view_.block_table_stride = static_cast<std::uint32_t>(limits.num_tables * limits.max_sequence_blocks);
   check(cudaEventCreateWithFlags(&copied_, cudaEventDisableTiming), "creating an event");
 }
 
@@ -50,9 +50,10 @@ void StepBuffers::check_limits(const StepBatch& batch, std::size_t padded_rows) 
   require(std::max(batch.num_tokens(), padded_rows), limits_.max_tokens, "tokens");
   require(std::max(batch.logit_rows.size(), padded_rows), limits_.max_logit_rows, "logit rows");
   require(std::max(batch.sequences.size(), padded_rows), limits_.max_sequences, "sequences");
+  require(batch.num_tables, limits_.num_tables, "block tables");
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
     const std::size_t end = i + 1 < batch.sequences.size() ? batch.sequences[i + 1].block_table : batch.block_tables.size();
-    require(end - batch.sequences[i].block_table, limits_.max_sequence_blocks, "KV blocks of a sequence");
+    require((end - batch.sequences[i].block_table) / batch.num_tables, limits_.max_sequence_blocks, "KV blocks of a sequence");
   }
 }
 
@@ -81,8 +82,11 @@ void StepBuffers::fill(const StepBatch& batch, std::size_t padded_rows) {
     views[i] = {sequence.first_token, sequence.num_tokens, sequence.first_position};
     std::fill_n(sequence_of + sequence.first_token, sequence.num_tokens, static_cast<std::uint32_t>(i));
     const std::size_t end = i + 1 < batch.sequences.size() ? batch.sequences[i + 1].block_table : batch.block_tables.size();
-    std::copy(batch.block_tables.begin() + sequence.block_table, batch.block_tables.begin() + static_cast<std::ptrdiff_t>(end),
-              tables + i * limits_.max_sequence_blocks);
+    const std::size_t entries = (end - sequence.block_table) / batch.num_tables;
+    for (std::size_t table = 0; table < batch.num_tables; ++table) {
+      std::copy_n(batch.block_tables.begin() + static_cast<std::ptrdiff_t>(sequence.block_table + table * entries), entries,
+                  tables + (i * limits_.num_tables + table) * limits_.max_sequence_blocks);
+    }
     view_.max_tokens_of_sequence = std::max(view_.max_tokens_of_sequence, sequence.num_tokens);
     view_.max_context = std::max(view_.max_context, sequence.first_position + sequence.num_tokens);
   }
@@ -96,7 +100,7 @@ void StepBuffers::upload(const StepBatch& batch, std::size_t padded_rows, cudaSt
   check_limits(batch, padded_rows);
   check(cudaEventSynchronize(copied_), "waiting for the upload of the step before");
   fill(batch, padded_rows);
-  const std::size_t bytes = layout_.block_tables + batch.sequences.size() * limits_.max_sequence_blocks * sizeof(std::uint32_t);
+  const std::size_t bytes = layout_.block_tables + batch.sequences.size() * view_.block_table_stride * sizeof(std::uint32_t);
   check(cudaMemcpyAsync(memory_.data(), staging_.data(), bytes, cudaMemcpyHostToDevice, stream), "uploading a step");
   check(cudaEventRecord(copied_, stream), "recording an event");
 }

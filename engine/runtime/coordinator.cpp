@@ -21,7 +21,8 @@ CoordinatorOptions checked(CoordinatorOptions options) {
 
 Coordinator::Coordinator(CoordinatorOptions options, StepRunner& runner, PlanSender* sender)
     : options_(checked(std::move(options))), runner_(runner), sender_(sender), scheduler_(options_.scheduler) {
-  limits_.max_model_len = std::min(options_.max_model_len, options_.scheduler.num_blocks * options_.scheduler.block_size);
+  limits_.max_model_len =
+      std::min(options_.max_model_len, options_.scheduler.num_blocks / options_.scheduler.tables.all() * options_.scheduler.block_size);
   limits_.vocab_size = options_.vocab_size;
   plan_.reserve(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
 }
@@ -122,6 +123,7 @@ bool Coordinator::step() {
 
 void Coordinator::build_plan() {
   plan_.clear();
+  plan_.batch.num_tables = static_cast<std::uint32_t>(options_.scheduler.tables.all());
   logit_rows_.clear();
   for (const ScheduledChunk& chunk : chunks_) add_chunk(chunk);
   counters_.selected_rows += plan_.selections.size();
@@ -130,14 +132,11 @@ void Coordinator::build_plan() {
 void Coordinator::add_chunk(const ScheduledChunk& chunk) {
   device::StepBatch& batch = plan_.batch;
   const std::vector<TokenId>& tokens = scheduler_.tokens(chunk.sequence);
-  const std::vector<std::uint32_t>& table = scheduler_.block_table(chunk.sequence);
   const std::size_t end = std::size_t{chunk.first_position} + chunk.num_tokens;
   batch.sequences.push_back({static_cast<std::uint32_t>(batch.num_tokens()), chunk.num_tokens, chunk.first_position,
                              static_cast<std::uint32_t>(batch.block_tables.size()),
                              static_cast<std::uint32_t>(choices_.at(chunk.sequence)->group->request.prompt.size())});
-  const std::size_t block_size = options_.scheduler.block_size;
-  const std::size_t num_blocks = (end + block_size - 1) / block_size;
-  batch.block_tables.insert(batch.block_tables.end(), table.begin(), table.begin() + static_cast<std::ptrdiff_t>(num_blocks));
+  scheduler_.append_block_tables(chunk.sequence, end, batch.block_tables);
   for (std::size_t position = chunk.first_position; position < end; ++position) {
     batch.token_ids.push_back(tokens[position]);
     batch.positions.push_back(static_cast<std::int32_t>(position));

@@ -63,7 +63,8 @@ Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RunnerOptions
                          .max_logit_rows = options_.max_logit_rows,
                          .max_sequences = options_.max_sequences,
                          .max_positions = options_.max_positions,
-                         .max_sequence_blocks = (options_.max_positions + options_.kv.block_size - 1) / options_.kv.block_size});
+                         .max_sequence_blocks = (options_.max_positions + options_.kv.block_size - 1) / options_.kv.block_size,
+                         .num_tables = options_.kv.num_tables()});
   selection_ = std::make_unique<RankSelection>(graph_.vocabulary_shares, options_.max_logit_rows, device_, communicator_);
   kv_ = device_.allocate_kv_cache(options_.kv);
   allocate_values();
@@ -108,7 +109,7 @@ const float* Runner::vector_of(std::size_t vector) const {
 
 void Runner::run(const StepPlan& plan, StepResult& result) {
   if (plan.kind == StepKind::kFetch) return fetch(plan, result);
-  check_blocks(plan.batch, options_.kv.block_size, options_.kv.num_blocks);
+  check_blocks(plan.batch, options_.kv.block_size, options_.kv.num_blocks, options_.kv.num_tables());
   if (plan.batch.num_tokens() > options_.max_tokens || plan.batch.logit_rows.size() > options_.max_logit_rows) {
     throw std::runtime_error("runner: a step of " + std::to_string(plan.batch.num_tokens()) + " tokens and " +
                              std::to_string(plan.batch.logit_rows.size()) + " logit rows; there is room for " +

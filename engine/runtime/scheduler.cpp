@@ -21,13 +21,14 @@ SchedulerOptions checked(SchedulerOptions options) {
   at_least_one(options.max_num_batched_tokens, "max_num_batched_tokens");
   at_least_one(options.num_blocks, "num_blocks");
   at_least_one(options.block_size, "block_size");
-  if (options.window != 0) options.prefix_caching = false;
+  if (options.tables.whole == 0) options.prefix_caching = false;
   return options;
 }
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options) : options_(checked(options)), blocks_(options.num_blocks, options.block_size) {}
+Scheduler::Scheduler(const SchedulerOptions& options)
+    : options_(checked(options)), blocks_(options.num_blocks, options.block_size, options.tables) {}
 
 SequenceId Scheduler::add(std::vector<TokenId> tokens, std::size_t max_length, std::uint64_t prefix_group, ScoredPositions scored) {
   if (tokens.empty()) throw std::invalid_argument("scheduler: a sequence needs at least one token");
@@ -47,7 +48,7 @@ SequenceId Scheduler::add(std::vector<TokenId> tokens, std::size_t max_length, s
   constexpr std::size_t kMostReserved = 4096;
   const std::size_t reserved = std::min(max_length, sequence->tokens.size() + kMostReserved);
   sequence->tokens.reserve(reserved);
-  sequence->block_table.reserve(blocks_.blocks_for(reserved));
+  sequence->stretches.reserve(blocks_.stretches_for(reserved));
   sequence->max_length = max_length;
   sequence->prefix_group = prefix_group;
   sequence->scored = scored;
@@ -81,7 +82,7 @@ void Scheduler::schedule_decodes(Budget& budget) {
       continue;
     }
     bool is_victim_itself = false;
-    while (!blocks_.extend(sequence.block_table, sequence.num_computed + 1)) {
+    while (!blocks_.extend(sequence.stretches, sequence.num_computed + 1)) {
       const auto youngest = std::prev(running_.end());
       is_victim_itself = youngest == it;
       preempt(youngest);  // younger ones come later in this loop, so none of them is part of the step yet
@@ -124,10 +125,12 @@ void Scheduler::admit(Budget& budget) {
   while (budget.tokens > 0 && budget.logit_rows > 0 && !waiting_.empty() && running_.size() < options_.max_num_seqs) {
     Sequence& sequence = *waiting_.begin()->second;
     // Some room for those who already run, or the newcomer would be sent back at once.
-    const std::size_t reserve = running_.empty() ? 0 : std::min(running_.size(), 1 + options_.num_blocks / 64);
+    const std::size_t all = options_.num_blocks / options_.tables.all();
+    const std::size_t reserve = running_.empty() ? 0 : std::min(running_.size(), 1 + all / 64);
     find_prefix(sequence);
-    if (blocks_.blocks_for(sequence.tokens.size()) - sequence.num_shared + reserve > blocks_.num_free()) return release(sequence);
-    blocks_.extend(sequence.block_table, sequence.tokens.size());
+    const std::size_t wanted = blocks_.stretches_for(sequence.tokens.size()) - sequence.num_shared + reserve;
+    if (wanted * options_.tables.all() > blocks_.num_free()) return release(sequence);
+    blocks_.extend(sequence.stretches, sequence.tokens.size());
     sequence.num_computed = sequence.num_shared * options_.block_size;
     num_cached_tokens_ += sequence.num_computed;
     sequence.prefill_length = sequence.tokens.size();
@@ -137,45 +140,57 @@ void Scheduler::admit(Budget& budget) {
   }
 }
 
-BlockContent Scheduler::content_of(const Sequence& sequence, std::size_t block) const {
+StretchContent Scheduler::content_of(const Sequence& sequence, std::size_t stretch) const {
   const std::size_t size = options_.block_size;
-  BlockContent content{sequence.prefix_group, std::nullopt, std::span(sequence.tokens).subspan(block * size, size)};
-  if (block > 0) content.previous = sequence.block_table[block - 1];
+  StretchContent content{sequence.prefix_group, std::nullopt, std::span(sequence.tokens).subspan(stretch * size, size)};
+  if (stretch > 0) content.previous = sequence.stretches[stretch - 1];
   return content;
+}
+
+/// The first one that sliding layers read when so many positions have been computed.
+std::size_t Scheduler::first_seen_stretch(std::size_t num_computed) const {
+  if (options_.window == 0 || num_computed < options_.window) return 0;
+  const std::size_t first_seen = num_computed + 1 - options_.window;  // by the next query
+  return first_seen / kAttentionSpan * kAttentionSpan / options_.block_size;
 }
 
 void Scheduler::find_prefix(Sequence& sequence) {
   if (!options_.prefix_caching) return;
   std::size_t most = sequence.tokens.size() - 1;  // positions that need not be computed
   if (sequence.scored.begin < sequence.scored.end) most = std::min(most, sequence.scored.begin);
-  while ((sequence.num_shared + 1) * options_.block_size <= most) {
-    const std::optional<std::uint32_t> block = blocks_.find(content_of(sequence, sequence.num_shared));
-    if (!block) return;
-    sequence.block_table.push_back(*block);
-    ++sequence.num_shared;
+  std::size_t first_whole = 0;  // from there on all that were found have their sliding blocks
+  while ((sequence.stretches.size() + 1) * options_.block_size <= most) {
+    const std::size_t number = sequence.stretches.size();
+    const std::optional<std::uint32_t> stretch = blocks_.find(content_of(sequence, number));
+    if (!stretch) break;
+    sequence.stretches.push_back(*stretch);
+    if (options_.tables.sliding > 0 && !blocks_.has_sliding_blocks(*stretch)) first_whole = number + 1;
+    const std::size_t first_seen = first_seen_stretch((number + 1) * options_.block_size);
+    if (first_whole > first_seen) continue;  // what the next query reads is not there
+    sequence.num_shared = number + 1;
+    sequence.num_unseen = first_seen;
   }
+  std::vector<std::uint32_t> rest(sequence.stretches.begin() + static_cast<std::ptrdiff_t>(sequence.num_shared), sequence.stretches.end());
+  blocks_.release(rest, rest.size());
+  sequence.stretches.resize(sequence.num_shared);
+  for (std::size_t i = sequence.num_unseen; i < sequence.num_shared; ++i) blocks_.see(sequence.stretches[i]);
 }
 
-void Scheduler::publish_blocks(Sequence& sequence) {
+void Scheduler::publish_stretches(Sequence& sequence) {
   if (!options_.prefix_caching) return;
   for (; (sequence.num_shared + 1) * options_.block_size <= sequence.num_computed; ++sequence.num_shared) {
-    std::uint32_t& block = sequence.block_table[sequence.num_shared];
-    block = blocks_.publish(block, content_of(sequence, sequence.num_shared));
+    std::uint32_t& stretch = sequence.stretches[sequence.num_shared];
+    stretch = blocks_.publish(stretch, content_of(sequence, sequence.num_shared));
   }
 }
 
 void Scheduler::give_back_unseen(Sequence& sequence) {
-  if (options_.window == 0 || sequence.num_computed < options_.window) return;
-  const std::size_t first_seen = sequence.num_computed + 1 - options_.window;  // by the next query
-  const std::size_t first_read = first_seen / kAttentionSpan * kAttentionSpan;
-  for (; (sequence.num_unseen + 1) * options_.block_size <= first_read; ++sequence.num_unseen) {
-    blocks_.release(std::exchange(sequence.block_table[sequence.num_unseen], 0));
-  }
+  const std::size_t first_seen = first_seen_stretch(sequence.num_computed);
+  for (; sequence.num_unseen < first_seen; ++sequence.num_unseen) blocks_.unsee(sequence.stretches[sequence.num_unseen]);
 }
 
 void Scheduler::release(Sequence& sequence) {
-  sequence.block_table.erase(sequence.block_table.begin(), sequence.block_table.begin() + static_cast<std::ptrdiff_t>(sequence.num_unseen));
-  blocks_.release(sequence.block_table);
+  blocks_.release(sequence.stretches, sequence.num_unseen);
   sequence.num_unseen = 0;
   sequence.num_shared = 0;
 }
@@ -195,7 +210,7 @@ void Scheduler::advance() {
   for (auto& [id, sequence] : running_) {
     sequence->num_computed += sequence->scheduled;
     sequence->scheduled = 0;
-    publish_blocks(*sequence);
+    publish_stretches(*sequence);
     give_back_unseen(*sequence);
   }
   in_step_ = false;
@@ -253,7 +268,15 @@ const Scheduler::Sequence& Scheduler::find(SequenceId id) const {
 }
 
 const std::vector<TokenId>& Scheduler::tokens(SequenceId id) const { return find(id).tokens; }
-const std::vector<std::uint32_t>& Scheduler::block_table(SequenceId id) const { return find(id).block_table; }
+const std::vector<std::uint32_t>& Scheduler::stretches(SequenceId id) const { return find(id).stretches; }
 ScoredPositions Scheduler::scored(SequenceId id) const { return find(id).scored; }
+
+void Scheduler::append_block_tables(SequenceId id, std::size_t num_positions, std::vector<std::uint32_t>& to) const {
+  const Sequence& sequence = find(id);
+  const std::size_t count = blocks_.stretches_for(num_positions);
+  for (std::size_t table = 0; table < options_.tables.all(); ++table) {
+    for (std::size_t i = 0; i < count; ++i) to.push_back(blocks_.block_of(sequence.stretches[i], table));
+  }
+}
 
 }  // namespace lockstep::engine

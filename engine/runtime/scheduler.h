@@ -18,10 +18,11 @@ struct SchedulerOptions {
   std::size_t max_num_seqs = 32;             // sequences that hold blocks at a time
   std::size_t max_num_batched_tokens = 512;  // tokens of one step
   std::size_t prefill_chunk = 0;             // tokens that one sequence may prefill in one step; 0: as many as the step has room for
-  std::size_t num_blocks = 0;                // of the KV cache
+  std::size_t num_blocks = 0;                // of the KV cache, in all tables
   std::size_t block_size = 16;               // tokens of a block
   std::size_t max_logit_rows = 0;            // of one step; 0: no limit, else at least max_num_seqs where there is room for so many
-  std::size_t window = 0;                    // where no layer sees more than so many positions back; 0: some layer sees all
+  BlockTables tables;                        // of a sequence
+  std::size_t window = 0;                    // how far back the layers of the sliding tables see; 0: as far as the others
   bool prefix_caching = false;               // blocks outlive their sequences, for others that begin with the same tokens
   std::size_t preempt_every = 0;  // test aid: every so many steps the youngest sequence with a token of its own is sent back; 0: never
 };
@@ -49,11 +50,12 @@ struct ScheduledChunk {
 /// sent back for another, and what can never fit is refused, so there is always progress. The answers do not depend on any of this, which
 /// is the numeric contract's doing.
 ///
-/// With prefix caching a sequence starts behind the whole blocks of its beginning that are in the cache already. At least its last token is
-/// computed, since the next one is sampled from that, and so are all from its first scored position on.
+/// With prefix caching a sequence starts behind the whole stretches of its beginning that are in the cache already. At least its last token
+/// is computed, since the next one is sampled from that, and so are all from its first scored position on.
 ///
-/// With a window, blocks that no query can see any more are given back, and prefix caching is off: a known beginning would have holes. Such
-/// an entry of a block table names some block that is not read.
+/// With a window, blocks of the sliding tables that no query can see any more are given back. Such an entry of a block table names some
+/// block that is not read. A known beginning then has to have the sliding blocks that its next query reads; where all layers slide there is
+/// nothing that would be kept of the positions before, and prefix caching is off.
 ///
 /// Host logic only. Use: add() at any time; schedule(), compute, advance(); then append() or remove() for each chunk that reached the end.
 class Scheduler {
@@ -62,7 +64,7 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options);
 
   /// Takes in a sequence that will never have more than `max_length` tokens, the given ones included.
-  /// @param prefix_group only sequences of one group share blocks (see BlockContent)
+  /// @param prefix_group only sequences of one group share blocks (see StretchContent)
   /// @throws std::invalid_argument if it has no token, or if that many tokens can never be computed with this cache.
   SequenceId add(std::vector<TokenId> tokens, std::size_t max_length, std::uint64_t prefix_group = 0, ScoredPositions scored = {});
 
@@ -81,7 +83,10 @@ class Scheduler {
   void forget_prefixes() { blocks_.forget_kept(); }
 
   const std::vector<TokenId>& tokens(SequenceId sequence) const;
-  const std::vector<std::uint32_t>& block_table(SequenceId sequence) const;
+  /// What the sequence holds, see BlockAllocator.
+  const std::vector<std::uint32_t>& stretches(SequenceId sequence) const;
+  /// Appends the block tables of the first `num_positions` positions, see device::StepBatch::block_tables.
+  void append_block_tables(SequenceId sequence, std::size_t num_positions, std::vector<std::uint32_t>& to) const;
   ScoredPositions scored(SequenceId sequence) const;
 
   std::size_t num_waiting() const { return waiting_.size(); }
@@ -102,9 +107,9 @@ class Scheduler {
     std::size_t admitted_length = 0;  // tokens when it was last admitted
     std::size_t prefill_length = 0;   // positions below it are prefill; one at a time after it
     std::uint32_t scheduled = 0;      // tokens of the step in progress
-    std::vector<std::uint32_t> block_table;
-    std::size_t num_unseen = 0;  // first entries of the table that were given back
-    std::size_t num_shared = 0;  // first blocks of the table whose content is known to the allocator
+    std::vector<std::uint32_t> stretches;
+    std::size_t num_unseen = 0;  // the first ones, which the sliding layers do not see any more
+    std::size_t num_shared = 0;  // the first ones, whose content is known to the allocator
     std::size_t remaining() const { return tokens.size() - num_computed; }
     bool decodes() const { return num_computed >= prefill_length; }
     std::size_t logit_rows(std::size_t count) const;
@@ -112,9 +117,10 @@ class Scheduler {
   using Queue = std::map<SequenceId, std::unique_ptr<Sequence>>;
 
   const Sequence& find(SequenceId sequence) const;
-  BlockContent content_of(const Sequence& sequence, std::size_t block) const;
+  StretchContent content_of(const Sequence& sequence, std::size_t stretch) const;
+  std::size_t first_seen_stretch(std::size_t num_computed) const;
   void find_prefix(Sequence& sequence);
-  void publish_blocks(Sequence& sequence);
+  void publish_stretches(Sequence& sequence);
   void give_back_unseen(Sequence& sequence);
   void release(Sequence& sequence);
   void preempt(Queue::iterator victim);

@@ -18,7 +18,7 @@ static_assert(sizeof(device::LogitChange) == 16 && std::is_trivially_copyable_v<
 static_assert(std::is_trivially_copyable_v<device::SelectionRow>);
 
 constexpr std::uint32_t kMagic = 0x4e4c5053;  // "SPLN"
-constexpr std::uint32_t kVersion = 3;
+constexpr std::uint32_t kVersion = 4;
 
 struct Header {
   std::uint32_t magic = kMagic;
@@ -32,7 +32,7 @@ struct Header {
   std::uint32_t num_changes = 0;
   std::uint32_t num_fetched = 0;
   std::uint32_t reason_bytes = 0;
-  std::uint32_t unused = 0;
+  std::uint32_t num_block_tables = 0;
   std::uint64_t sequence = 0;
   std::uint64_t total_bytes = 0;
 };
@@ -77,7 +77,7 @@ Header read_header(std::span<const std::byte> bytes) {
     refuse("version " + std::to_string(header.version) + ", this program speaks version " + std::to_string(kVersion));
   }
   if (header.kind > static_cast<std::uint32_t>(StepKind::kFetch)) refuse("unknown kind " + std::to_string(header.kind));
-  if (header.unused != 0) refuse("a field that is not used is " + std::to_string(header.unused));
+  if (header.num_block_tables == 0) refuse("sequences without block tables");
   if (header.total_bytes != bytes.size() || total_bytes(header) != bytes.size()) {
     refuse("it says " + std::to_string(header.total_bytes) + " bytes, its counts " + std::to_string(total_bytes(header)) +
            ", but there are " + std::to_string(bytes.size()));
@@ -191,6 +191,7 @@ void StepPlan::clear() {
   batch.positions.clear();
   batch.sequences.clear();
   batch.block_tables.clear();
+  batch.num_tables = 1;
   batch.logit_rows.clear();
   wanted.clear();
   selections.clear();
@@ -213,6 +214,7 @@ void serialize(const StepPlan& plan, std::vector<std::byte>& bytes) {
   header.num_changes = count(plan.changes.size(), "changes of logits");
   header.num_fetched = count(plan.fetched.size(), "rows to fetch");
   header.reason_bytes = count(plan.reason.size(), "bytes of the reason");
+  header.num_block_tables = batch.num_tables;
   header.sequence = plan.sequence;
   header.total_bytes = total_bytes(header);
 
@@ -236,6 +238,7 @@ void deserialize(std::span<const std::byte> bytes, StepPlan& plan) {
   bytes = bytes.subspan(sizeof(header));
   plan.kind = static_cast<StepKind>(header.kind);
   plan.sequence = header.sequence;
+  plan.batch.num_tables = header.num_block_tables;
   take(bytes, plan.batch.token_ids, header.num_tokens);
   take(bytes, plan.batch.positions, header.num_tokens);
   take(bytes, plan.batch.sequences, header.num_sequences);
@@ -249,11 +252,14 @@ void deserialize(std::span<const std::byte> bytes, StepPlan& plan) {
   check_contents(plan);
 }
 
-void check_blocks(const device::StepBatch& batch, std::size_t block_size, std::size_t num_blocks) {
+void check_blocks(const device::StepBatch& batch, std::size_t block_size, std::size_t num_blocks, std::size_t num_tables) {
+  if (batch.num_tables != num_tables) {
+    refuse(std::to_string(batch.num_tables) + " block tables of a sequence, the cache has " + std::to_string(num_tables));
+  }
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
     const auto& sequence = batch.sequences[i];
     const std::uint64_t end = std::uint64_t{sequence.first_position} + sequence.num_tokens;
-    const std::uint64_t needed = (end + block_size - 1) / block_size;
+    const std::uint64_t needed = (end + block_size - 1) / block_size * num_tables;
     if (sequence.block_table + needed > batch.block_tables.size()) {
       refuse("sequence " + std::to_string(i) + ": " + std::to_string(end) + " positions need " + std::to_string(needed) + " blocks of " +
              std::to_string(block_size) + ", its table is too short");

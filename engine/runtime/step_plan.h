@@ -44,8 +44,8 @@ struct StepPlan {
 
 /// Little-endian, each number four bytes wide (sequence: eight), one byte a row that is wanted, selections and
 /// changes as they lie in memory:
-/// magic, version, kind, counts of the vectors in the order of StepPlan and StepBatch, total size in bytes, then the vectors.
-/// Overwrites `bytes`, keeping its capacity.
+/// magic, version, kind, counts of the vectors in the order of StepPlan and StepBatch, block tables of a sequence, total size in bytes,
+/// then the vectors. Overwrites `bytes`, keeping its capacity.
 void serialize(const StepPlan& plan, std::vector<std::byte>& bytes);
 
 /// The reverse, into a reused object.
@@ -53,9 +53,9 @@ void serialize(const StepPlan& plan, std::vector<std::byte>& bytes);
 /// with gaps, rows out of range, selections that do not fit the rows, changes out of order.
 void deserialize(std::span<const std::byte> bytes, StepPlan& plan);
 
-/// What `deserialize` demands of the contents, and that every position of a sequence has a block below `num_blocks`; the runner calls it
-/// before it touches the cache.
+/// What `deserialize` demands of the contents, and that every position of a sequence has a block below `num_blocks` in each of `num_tables`
+/// tables; the runner calls it before it touches the cache.
 /// @throws std::runtime_error that names the sequence.
-void check_blocks(const device::StepBatch& batch, std::size_t block_size, std::size_t num_blocks);
+void check_blocks(const device::StepBatch& batch, std::size_t block_size, std::size_t num_blocks, std::size_t num_tables = 1);
 
 }  // namespace lockstep::engine

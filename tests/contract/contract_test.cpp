@@ -36,7 +36,7 @@ const std::vector<std::pair<std::string, std::vector<std::string>>> kAxes{
     {"prefix", {"no", "yes"}},
     {"resume", {"no", "same", "fewer"}},
     {"weights", {"F32", "BF16", "F16", "Q8_0", "Q4_0", "Q4_1"}},
-    {"kv", {"F32", "F16", "BF16"}},
+    {"kv", {"F32", "F16", "BF16", "int8", "fp8"}},
 };
 
 std::string environment(const char* name, const char* otherwise) {
@@ -155,7 +155,10 @@ class Contract : public testing::Test {
     setup.threads = std::stoul(row.at("threads"));
     setup.isa = isa_for(row.at("isa"));
     setup.session.model = model_of(row.at("weights"));
-    setup.session.kv_dtype = device::dtype_from_name(row.at("kv"));
+    setup.session.kv_dtype = device::dtype_from_name(row.at("kv"));  // nothing for 8 bits
+    for (const device::KvQuantisation quantised : {device::KvQuantisation::kInt8, device::KvQuantisation::kFloat8}) {
+      if (row.at("kv") == device::name_of(quantised)) setup.session.kv_quantised = quantised;
+    }
     setup.session.kv_cache_bytes = 64u << 20;
     setup.session.block_size = row.at("threads") == "1" ? 16 : 32;
     setup.session.max_num_seqs = std::stoul(row.at("sequences"));

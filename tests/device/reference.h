@@ -40,6 +40,38 @@ inline std::vector<float> random_floats(std::size_t count, std::uint32_t seed, f
   return values;
 }
 
+/// The value of an e4m3 code.
+inline float float8_of(unsigned code) {
+  const int exponent = static_cast<int>(code / 8 % 16), mantissa = static_cast<int>(code % 8);
+  const float magnitude =
+      exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9) : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return std::copysign(magnitude, code >= 128 ? -1.0f : 1.0f);
+}
+
+/// The e4m3 code that is nearest to x; of two, the even one.
+inline unsigned float8_code(float x) {
+  unsigned best = 0;
+  for (unsigned code = 1; code < 127; ++code) {
+    const float now = std::fabs(float8_of(code) - std::fabs(x)), before = std::fabs(float8_of(best) - std::fabs(x));
+    if (now < before || (now == before && code % 2 == 0)) best = code;
+  }
+  return best + (std::signbit(x) ? 128 : 0);
+}
+
+/// A vector as it comes out of a KV cache of 8 bits, straight from the definition (docs/numerics.md, N7).
+inline void pass_through_eight_bits(KvQuantisation quantised, std::span<float> vector) {
+  float largest = 0;
+  for (const float x : vector) largest = std::max(largest, std::fabs(x));
+  if (largest == 0) return;
+  for (float& x : vector) {
+    if (quantised == KvQuantisation::kInt8) {
+      x = std::nearbyint(x * (127.0f / largest)) * (largest / 127.0f);
+    } else {
+      x = float8_of(float8_code(x * (448.0f / largest))) * (largest / 448.0f);
+    }
+  }
+}
+
 /// One leaf, or `count` leaves over units of the type's block, in the tree of N2 (a range splits after the largest power of two below its
 /// size), as one root or as the roots of the shares [0, cut) and [cut, count).
 inline void push_tree(std::vector<Leaf>& leaves, const std::vector<std::uint32_t>& ends, std::size_t begin, std::size_t end) {

@@ -354,7 +354,9 @@ TEST_F(DeviceOnGpu, AttentionInFloat32HasTheBitsOfTheCpuInPrefillAndDecode) {
   for (const Scene& scene : scenes({{8, 4, 0, 64, 16, DType::kF32, 0},
                                     {5, 4, 2, 80, 32, DType::kF16, 70},
                                     {2, 1, 0, 128, 32, DType::kBF16, 0},
-                                    {1, 1, 0, 256, 16, DType::kF32, 0}},
+                                    {1, 1, 0, 256, 16, DType::kF32, 0},
+                                    {6, 3, 0, 64, 16, DType::kF32, 0, KvQuantisation::kInt8},
+                                    {6, 3, 0, 64, 16, DType::kF32, 70, KvQuantisation::kFloat8}},
                                    {1, 70, 150})) {
     const Outputs expected = attend(cpu(), scene, Activation::kFloat32, {});
     expect_equal(attend(gpu(), scene, Activation::kFloat32, {}), expected, scene.shape.name());

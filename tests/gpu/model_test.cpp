@@ -125,6 +125,7 @@ class ModelOnGpus : public test::OnGpus<testing::TestWithParam<std::tuple<std::s
 };
 
 class ExactOnGpus : public ModelOnGpus {};
+class KvCacheOf8BitsOnGpus : public ModelOnGpus {};
 class FloatTypesOnGpus : public ModelOnGpus {};
 class BlockTypesOnGpus : public ModelOnGpus {};
 
@@ -135,6 +136,15 @@ TEST_P(ExactOnGpus, LogitsAreTheBitsOfTheCpuAndWithinTheBoundOfTheReference) {
     const Rows got = logits_of(test::on_gpus(setup), prompt);
     EXPECT_LE(largest_difference(got, reference(golden(), std::string("logits.") + name, prompt.size())), kLogitBound) << name;
     EXPECT_TRUE(same_bits(got, logits_of(setup, prompt))) << name;
+  }
+}
+
+TEST_P(KvCacheOf8BitsOnGpus, LogitsAreTheBitsOfTheCpu) {
+  for (const device::KvQuantisation quantised : {device::KvQuantisation::kInt8, device::KvQuantisation::kFloat8}) {
+    test::RunSetup setup = test::exact_setup(golden().model, ranks());
+    setup.session.kv_quantised = quantised;
+    const auto prompt = prompt_of(golden(), "p33");
+    EXPECT_TRUE(same_bits(logits_of(test::on_gpus(setup), prompt), logits_of(setup, prompt))) << name_of(quantised);
   }
 }
 
@@ -190,6 +200,8 @@ std::string test_name(const testing::TestParamInfo<std::tuple<std::string, int>>
 }
 
 const auto kRanks = testing::Values(1, 2, 3, 4);
+INSTANTIATE_TEST_SUITE_P(Models, KvCacheOf8BitsOnGpus,
+                         testing::Combine(testing::Values("llama-gqa", "gemma2", "qwen3"), testing::Values(1, 2)), test_name);
 INSTANTIATE_TEST_SUITE_P(Models, ExactOnGpus, testing::Combine(testing::ValuesIn(kFloatModels), kRanks), test_name);
 INSTANTIATE_TEST_SUITE_P(OtherFamilies, ExactOnGpus, testing::Combine(testing::ValuesIn(kOtherFamilies), kRanks), test_name);
 INSTANTIATE_TEST_SUITE_P(Mixtures, ExactOnGpus, testing::Combine(testing::ValuesIn(kMixtures), kRanks), test_name);

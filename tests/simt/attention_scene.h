@@ -173,8 +173,8 @@ inline Outputs run_on_cpu(const Scene& scene, Device& device) {
   spec.window = scene.shape.window;
   spec.soft_cap = scene.shape.soft_cap;
   spec.slopes = scene.shape.slopes();
-  const auto cache = device.allocate_kv_cache(
-      {2, scene.num_blocks(), scene.shape.block_size, scene.shape.kv_heads(), scene.shape.head_dim, scene.shape.cache});
+  const auto cache = device.allocate_kv_cache({2, scene.num_blocks(), scene.shape.block_size, scene.shape.kv_heads(), scene.shape.head_dim,
+                                               scene.shape.cache, scene.shape.quantised});
   const RotaryTable table{scene.cosines, scene.sines, 2 * scene.shape.half()};
   std::vector<std::size_t> done(scene.lengths.size(), 0);
   const CutStep cut = cut_step(scene, {}, done);
@@ -227,33 +227,13 @@ inline Outputs run_on_gpu(const Scene& scene, Activation type, const Steps& step
   return outputs;
 }
 
-/// The e4m3 number that is nearest to x >= 0; of two, the one with an even code.
-inline float nearest_float8(float x) {
-  float best = 0.0f;
-  for (int code = 1; code < 127; ++code) {
-    const int exponent = code / 8, mantissa = code % 8;
-    const float value =
-        exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9) : std::ldexp(8.0f + static_cast<float>(mantissa), exponent - 10);
-    if (std::fabs(value - x) < std::fabs(best - x) || (std::fabs(value - x) == std::fabs(best - x) && code % 2 == 0)) best = value;
-  }
-  return best;
-}
-
 /// A key or value as it comes out of the cache.
 inline void pass_through_cache(const Shape& shape, float* x) {
-  float largest = 0;
-  for (std::size_t d = 0; d < shape.head_dim; ++d) largest = std::max(largest, std::fabs(x[d]));
-  if (largest == 0) return;
+  if (shape.quantised != KvQuantisation::kNone) return reference::pass_through_eight_bits(shape.quantised, {x, shape.head_dim});
   for (std::size_t d = 0; d < shape.head_dim; ++d) {
-    if (shape.quantised == KvQuantisation::kInt8) {
-      x[d] = std::nearbyint(x[d] * (127.0f / largest)) * (largest / 127.0f);
-    } else if (shape.quantised == KvQuantisation::kFloat8) {
-      x[d] = std::copysign(nearest_float8(std::fabs(x[d] * (448.0f / largest))), x[d]) * (largest / 448.0f);
-    } else {
-      x[d] = rounded(x[d], shape.cache == DType::kF16    ? Activation::kFloat16
-                           : shape.cache == DType::kBF16 ? Activation::kBFloat16
-                                                         : Activation::kFloat32);
-    }
+    x[d] = rounded(x[d], shape.cache == DType::kF16    ? Activation::kFloat16
+                         : shape.cache == DType::kBF16 ? Activation::kBFloat16
+                                                       : Activation::kFloat32);
   }
 }
 

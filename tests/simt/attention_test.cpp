@@ -44,7 +44,10 @@ TEST_F(CudaAttention, InFloat32HasTheBitsOfTheCpuDevice) {
         Shape{20, 20, 0, 7, 16, DType::kBF16, 0}, Shape{1, 1, 0, 256, 16, DType::kF16, 0},
         Shape{6, 3, 0, 16, 16, DType::kF32, 0, KvQuantisation::kNone, 2.5f},
         Shape{3, 1, 0, 24, 32, DType::kF32, 40, KvQuantisation::kNone, 0.0f, true},
-        Shape{5, 4, 2, 20, 16, DType::kF16, 0, KvQuantisation::kNone, 4.0f, true}}) {
+        Shape{5, 4, 2, 20, 16, DType::kF16, 0, KvQuantisation::kNone, 4.0f, true},
+        Shape{6, 3, 0, 64, 16, DType::kF32, 0, KvQuantisation::kInt8}, Shape{5, 4, 2, 20, 32, DType::kF32, 70, KvQuantisation::kInt8},
+        Shape{6, 3, 0, 64, 16, DType::kF32, 0, KvQuantisation::kFloat8},
+        Shape{8, 8, 0, 20, 32, DType::kF32, 70, KvQuantisation::kFloat8}}) {
     const Scene scene(shape, {1, 70, 150});
     const Outputs expected = run_on_cpu(scene, *cpu);
     expect_equal(run_on_gpu(scene, Activation::kFloat32, {.pads = 1}), expected, shape.name());

@@ -73,6 +73,25 @@ TEST_P(StepUpload, OfADecodeStepIsFilledUpWithPads) {
   }
 }
 
+TEST_P(StepUpload, PutsTheBlockTablesOfASequenceAtEqualDistances) {
+  StepBuffers steps(
+      {.max_tokens = 8, .max_logit_rows = 8, .max_sequences = 8, .max_positions = 64, .max_sequence_blocks = 4, .num_tables = 2});
+  StepBatch batch;
+  batch.token_ids = batch.positions = {17, 3};
+  batch.sequences = {{0, 1, 17, 0}, {1, 1, 3, 4}};
+  batch.block_tables = {1, 2, 3, 4, 5, 6};  // two blocks in each table, then one
+  batch.num_tables = 2;
+  batch.logit_rows = {0, 1};
+  steps.upload(batch, 0, stream_);
+  ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  ASSERT_EQ(steps.view().block_table_stride, 8u);
+  std::uint32_t tables[13];
+  cudaMemcpy(tables, steps.view().block_tables, sizeof tables, cudaMemcpyDeviceToHost);
+  EXPECT_EQ(std::vector<std::uint32_t>({tables[0], tables[1], tables[4], tables[5], tables[8], tables[12]}), batch.block_tables);
+  batch.num_tables = 3;
+  EXPECT_THROW(steps.upload(batch, 0, stream_), std::invalid_argument);
+}
+
 TEST_P(StepUpload, RefusesMoreThanItHasRoomFor) {
   StepBuffers steps({.max_tokens = 2, .max_logit_rows = 2, .max_sequences = 1, .max_positions = 64, .max_sequence_blocks = 1});
   EXPECT_THROW(steps.upload(decode_batch(7, 20), 0, stream_), std::invalid_argument);  // two blocks

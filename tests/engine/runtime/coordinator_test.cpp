@@ -315,6 +315,57 @@ TEST(Coordinator, BeamSearchesDoNotDependOnHowTheWorkIsScheduledNorBlockEachOthe
   }
 }
 
+/// Prompts of several attention spans, some of which begin alike, and beams.
+std::vector<Request> long_requests() {
+  std::vector<Request> requests = mixed_requests(14);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    std::vector<TokenId> beginning(60 + 40 * (i % 5));
+    for (std::size_t at = 0; at < beginning.size(); ++at) beginning[at] = static_cast<TokenId>((at * 7 + i % 2) % kVocab);
+    requests[i].prompt.insert(requests[i].prompt.begin(), beginning.begin(), beginning.end());
+    requests[i].sampling.max_tokens *= 3;
+    if (requests[i].first_scored != 0) requests[i].first_scored += beginning.size();
+  }
+  Request beams = beam_request(1, 4, EarlyStopping::kNo, 1.0f);
+  beams.prompt.insert(beams.prompt.end(), requests[3].prompt.begin(), requests[3].prompt.end());
+  requests.push_back(beams);
+  return requests;
+}
+
+TEST(Coordinator, AnswersDoNotDependOnBlocksThatSlidingLayersGiveBack) {
+  const std::vector<Request> requests = long_requests();
+  CoordinatorOptions options = default_options();
+  options.max_model_len = 500;
+  HistoryModel reference_model(512, 16, kVocab);
+  options.scheduler.num_blocks = 512;
+  const Answers expected = answers_of(options, reference_model, requests);
+  std::size_t variants = 0;
+  std::uint64_t cached = 0, not_cached = 0;
+  for (const BlockTables tables : {BlockTables{1, 1}, BlockTables{2, 3}, BlockTables{1, 6}}) {
+    for (const std::size_t window : {1u, 40u, 100u}) {
+      for (const std::size_t stretches : {25u, 200u}) {
+        for (const std::size_t preempt_every : {0u, 3u}) {
+          options.scheduler.prefill_chunk = std::array{0, 17, 5}[variants % 3];
+          options.scheduler.max_num_seqs = std::array{2, 8}[variants / 2 % 2];
+          options.scheduler.block_size = 16;
+          options.scheduler.num_blocks = stretches * tables.all();
+          options.scheduler.tables = tables;
+          options.scheduler.window = window;
+          options.scheduler.preempt_every = preempt_every;
+          options.scheduler.prefix_caching = ++variants % 5 != 0;
+          HistoryModel model(options.scheduler.num_blocks, 16, kVocab, tables, window);
+          SCOPED_TRACE(::testing::Message() << tables.whole << " and " << tables.sliding << " tables, window " << window << ", "
+                                            << stretches << " stretches, preempt every " << preempt_every << ", prefix caching "
+                                            << options.scheduler.prefix_caching);
+          expect_same(expected, answers_of(options, model, requests));
+          if (preempt_every == 0 && stretches == 200) (options.scheduler.prefix_caching ? cached : not_cached) = model.num_tokens();
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+  EXPECT_LT(cached, not_cached) << "beginnings are found though they have holes";
+}
+
 TEST(Coordinator, ABeamIsGreedySearchWhereThereIsOne) {
   HistoryModel model(64, 16, kVocab);
   Request beam = beam_request(1, 1, EarlyStopping::kYes, 1.0f);

@@ -22,11 +22,12 @@ inline std::uint64_t mix(std::uint64_t value) {  // splitmix64
 }
 
 /// A model whose logits are a function of all tokens before, as it finds them in a paged cache of tokens: what a scheduler or a block table
-/// gets wrong changes them.
+/// gets wrong changes them. With several tables every one of them has the tokens, those that slide at the positions that a query reads; a
+/// token that is another one there is an error.
 class HistoryModel : public StepRunner {
  public:
-  HistoryModel(std::size_t num_blocks, std::size_t block_size, std::size_t vocab_size)
-      : block_size_(block_size), vocab_size_(vocab_size), cache_(num_blocks * block_size, -1) {}
+  HistoryModel(std::size_t num_blocks, std::size_t block_size, std::size_t vocab_size, BlockTables tables = {}, std::size_t window = 0)
+      : block_size_(block_size), vocab_size_(vocab_size), tables_(tables), window_(window), cache_(num_blocks * block_size, -1) {}
 
   void run(const StepPlan& plan, StepResult& result) override {
     if (plan.kind == StepKind::kFetch) {
@@ -36,11 +37,12 @@ class HistoryModel : public StepRunner {
       return;
     }
     const device::StepBatch& batch = plan.batch;
-    check_blocks(batch, block_size_, cache_.size() / block_size_);
+    check_blocks(batch, block_size_, cache_.size() / block_size_, tables_.all());
     for (const auto& sequence : batch.sequences) {
       for (std::uint32_t i = 0; i < sequence.num_tokens; ++i) {
         const auto row = sequence.first_token + i;
-        slot(batch, sequence, static_cast<std::size_t>(batch.positions[row])) = batch.token_ids[row];
+        for (std::size_t table = 0; table < tables_.all(); ++table)
+          slot(batch, sequence, table, static_cast<std::size_t>(batch.positions[row])) = batch.token_ids[row];
       }
     }
     rows_.assign(batch.logit_rows.size(), {});
@@ -114,15 +116,23 @@ class HistoryModel : public StepRunner {
     return found;
   }
 
-  std::int32_t& slot(const device::StepBatch& batch, const device::StepBatch::Sequence& sequence, std::size_t position) {
-    return cache_[batch.block_tables[sequence.block_table + position / block_size_] * block_size_ + position % block_size_];
+  std::int32_t& slot(const device::StepBatch& batch, const device::StepBatch::Sequence& sequence, std::size_t table, std::size_t position) {
+    const std::size_t first = device::StepBatch::first_entry(sequence, table, block_size_);
+    return cache_[batch.block_tables[first + position / block_size_] * block_size_ + position % block_size_];
   }
   std::vector<std::int32_t> history(const device::StepBatch& batch, std::uint32_t row) {
     for (const auto& sequence : batch.sequences) {
       if (row < sequence.first_token || row >= sequence.first_token + sequence.num_tokens) continue;
       std::vector<std::int32_t> tokens;
-      for (std::int32_t position = 0; position <= batch.positions[row]; ++position) {
-        tokens.push_back(slot(batch, sequence, static_cast<std::size_t>(position)));
+      const auto end = static_cast<std::size_t>(batch.positions[row]) + 1;
+      const std::size_t first_seen = end > window_ ? (end - window_) / 64 * 64 : 0;  // keys are read in spans
+      for (std::size_t position = 0; position < end; ++position) {
+        tokens.push_back(slot(batch, sequence, 0, position));
+        for (std::size_t table = 1; table < tables_.all(); ++table) {
+          if (table >= tables_.whole && position < first_seen) continue;
+          if (slot(batch, sequence, table, position) != tokens.back())
+            throw std::logic_error("table " + std::to_string(table) + " has another token at position " + std::to_string(position));
+        }
       }
       return tokens;
     }
@@ -131,6 +141,8 @@ class HistoryModel : public StepRunner {
 
   std::size_t block_size_;
   std::size_t vocab_size_;
+  BlockTables tables_;
+  std::size_t window_;
   std::vector<std::int32_t> cache_;
   std::vector<std::vector<float>> rows_;
   std::vector<Candidates> found_;

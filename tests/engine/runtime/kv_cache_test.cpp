@@ -99,6 +99,72 @@ TEST(BlockAllocator, KeptBlocksGiveWayTheLeastRecentlyUsedAndDeepestFirst) {
   EXPECT_EQ(blocks.num_free(), 4u);
 }
 
+TEST(BlockAllocator, SlidingBlocksOfAKnownStretchAreKeptUntilTheyAreNeeded) {
+  BlockAllocator blocks(6, 1, {.whole = 1, .sliding = 2});
+  const std::vector<std::int32_t> token = {7};
+  std::vector<std::uint32_t> stretches, others;
+  ASSERT_TRUE(blocks.extend(stretches, 2));
+  EXPECT_EQ(blocks.num_free(), 0u);
+  blocks.unsee(stretches[1]);
+  EXPECT_EQ(blocks.num_free(), 2u);
+  EXPECT_EQ(blocks.num_kept(), 0u) << "nobody could find them";
+  const std::uint32_t known = blocks.publish(stretches[0], {0, std::nullopt, token});
+  blocks.unsee(known);
+  EXPECT_EQ(blocks.num_kept(), 2u);
+  EXPECT_TRUE(blocks.has_sliding_blocks(known));
+  blocks.see(known);
+  EXPECT_EQ(blocks.num_kept(), 0u);
+  blocks.unsee(known);
+  ASSERT_TRUE(blocks.extend(others, 1));  // two that are free, and one of those that are kept: both go
+  EXPECT_FALSE(blocks.has_sliding_blocks(known));
+  EXPECT_EQ(blocks.num_free(), 1u);
+  EXPECT_EQ(blocks.find({0, std::nullopt, token}), known) << "it is held on without them";
+  std::vector<std::uint32_t> twice = {known};
+  blocks.release(twice, 1);
+  EXPECT_EQ(blocks.publish(others[0], {0, std::nullopt, token}), known) << "and gets those of the same content";
+  EXPECT_TRUE(blocks.has_sliding_blocks(known));
+  others[0] = known;
+  EXPECT_EQ(blocks.num_free(), 2u);
+  blocks.release(others);
+  blocks.release(stretches, 2);
+  EXPECT_EQ(blocks.num_free(), 6u);
+  EXPECT_EQ(blocks.num_kept(), 3u);
+}
+
+TEST(KvLayout, LayersThatSeeEquallyFarShareTheBlocks) {
+  EXPECT_TRUE(kv_layout(std::vector<std::uint32_t>{0, 0, 0}).places.empty());
+  EXPECT_EQ(kv_layout(std::vector<std::uint32_t>{0, 0, 0}).tables.whole, 1u);
+  const KvLayout sliding = kv_layout(std::vector<std::uint32_t>{5, 9});
+  EXPECT_TRUE(sliding.places.empty());
+  EXPECT_EQ(sliding.tables.whole, 0u);
+  EXPECT_EQ(sliding.tables.sliding, 1u);
+  EXPECT_EQ(sliding.window, 9u);
+}
+
+TEST(KvLayout, LayersOfTwoKindsGoIntoBlocksOfTheSameSize) {
+  struct Case {
+    std::size_t whole, sliding, whole_tables, sliding_tables, slots;
+  };
+  // Every second layer; five of six (26 and 34 layers); the last eight of 28; one of many.
+  for (const Case& c : {Case{13, 13, 1, 1, 13}, Case{4, 22, 1, 6, 4}, Case{5, 29, 1, 6, 5}, Case{20, 8, 5, 2, 4}, Case{1, 40, 1, 5, 8}}) {
+    std::vector<std::uint32_t> windows;
+    for (std::size_t layer = 0; layer < c.whole + c.sliding; ++layer) windows.push_back(layer < c.sliding ? 4096 : 0);
+    const KvLayout layout = kv_layout(windows);
+    device::KvCacheSpec spec;
+    spec.num_layers = windows.size();
+    spec.places = layout.places;
+    EXPECT_EQ(layout.tables.whole, c.whole_tables) << c.sliding;
+    EXPECT_EQ(layout.tables.sliding, c.sliding_tables) << c.sliding;
+    EXPECT_EQ(spec.num_tables(), layout.tables.all());
+    EXPECT_EQ(spec.num_slots(), c.slots) << c.sliding;
+    std::set<std::pair<std::uint32_t, std::uint32_t>> used;
+    for (std::size_t layer = 0; layer < windows.size(); ++layer) {
+      EXPECT_EQ(layout.places[layer].table >= layout.tables.whole, windows[layer] != 0);
+      EXPECT_TRUE(used.insert({layout.places[layer].table, layout.places[layer].slot}).second);
+    }
+  }
+}
+
 // SmolLM2-135M: 30 layers, 3 KV heads of 64, fp16: 2 * 30 * 3 * 64 * 2 = 23,040 bytes a token, 368,640 a block of 16.
 device::KvCacheSpec example_spec() {
   device::KvCacheSpec spec;
@@ -135,6 +201,16 @@ TEST(KvCacheSize, WhatDoesNotFitIsRefusedWithTheArithmetic) {
   EXPECT_EQ(size_kv_cache(10'000'000, example_spec(), 432, true, 32).num_blocks, 27u) << "what the message calls workable works";
   EXPECT_THROW(size_kv_cache(10'000'000, example_spec(), 433, true, 32), std::runtime_error);
   EXPECT_THROW(size_kv_cache(368'639, example_spec(), 8, false, 1), std::runtime_error);
+}
+
+TEST(KvCacheSize, CountsTheBlocksOfAllTables) {
+  device::KvCacheSpec spec = example_spec();
+  for (std::uint32_t layer = 0; layer < 30; ++layer) spec.places.push_back({layer / 8, layer % 8});  // 4 tables of 8
+  const KvCacheSize size = size_kv_cache(368'640 / 30 * 32 * 100, spec, 1600, true, 32);
+  EXPECT_EQ(size.num_blocks, 400u);
+  EXPECT_EQ(size.bytes_per_token, 23'040u / 30 * 32);
+  EXPECT_EQ(size.max_model_len, 1600u);
+  EXPECT_THROW(size_kv_cache(368'640 / 30 * 32 * 100, spec, 1601, true, 32), std::runtime_error);
 }
 
 TEST(KvCacheSize, AModelsOwnMaximumDoesNotSwallowTheMemory) {

@@ -94,7 +94,7 @@ class Simulation {
           EXPECT_LE(chunk.num_tokens, options_.prefill_chunk);
         }
       }
-      const auto& table = scheduler_.block_table(chunk.sequence);
+      const auto& table = scheduler_.stretches(chunk.sequence);
       EXPECT_GE(table.size() * options_.block_size, end);
       for (const std::uint32_t block : table) EXPECT_TRUE(blocks.insert(block).second) << "block " << block << " has two owners";
       num_tokens += chunk.num_tokens;
@@ -177,7 +177,7 @@ TEST(Scheduler, TheYoungestGoesBackAndKeepsItsTokens) {
     ASSERT_LT(scheduler.tokens(old_one).size(), 16u);
   }
   EXPECT_EQ(scheduler.num_waiting(), 1u);
-  EXPECT_TRUE(scheduler.block_table(young_one).empty());
+  EXPECT_TRUE(scheduler.stretches(young_one).empty());
   EXPECT_GT(scheduler.tokens(young_one).size(), 3u);
   const std::size_t kept = scheduler.tokens(young_one).size();
   scheduler.remove(old_one);
@@ -221,7 +221,7 @@ TEST(Scheduler, ASequenceStartsBehindTheBeginningThatIsInTheCache) {
   EXPECT_EQ(chunks[3].sequence, other_group);
   EXPECT_EQ(chunks[3].first_position, 0u);
   EXPECT_EQ(scheduler.num_cached_tokens(), 12u);
-  const auto begins = [&](SequenceId id) { return scheduler.block_table(id)[0]; };
+  const auto begins = [&](SequenceId id) { return scheduler.stretches(id)[0]; };
   EXPECT_EQ(begins(alike), begins(first));
   EXPECT_EQ(begins(whole), begins(first));
   EXPECT_NE(begins(other_group), begins(first));
@@ -244,6 +244,7 @@ TEST(Scheduler, WhatWasSentBackFindsItsOwnBlocksAgain) {
 
 TEST(Scheduler, BlocksThatNoQueryCanSeeAreGivenBack) {
   SchedulerOptions options = options_with(4, 512, 64);
+  options.tables = {.whole = 0, .sliding = 1};
   options.window = 10;
   options.prefix_caching = true;  // has no effect then
   Scheduler scheduler(options);
@@ -259,9 +260,75 @@ TEST(Scheduler, BlocksThatNoQueryCanSeeAreGivenBack) {
     run_steps(scheduler, 1, 2);
   }
   EXPECT_LE(most_held, 19u);
-  EXPECT_EQ(scheduler.block_table(only).size(), 62u) << "entries stay at their positions";
+  EXPECT_EQ(scheduler.stretches(only).size(), 62u) << "entries stay at their positions";
   scheduler.remove(only);
   EXPECT_EQ(scheduler.num_free_blocks(), 64u);
+}
+
+TEST(Scheduler, SlidingTablesGiveBackTheirBlocksWhereOthersKeepThem) {
+  for (const bool prefix_caching : {false, true}) {
+    SchedulerOptions options = options_with(4, 512, 320);
+    options.tables = {.whole = 2, .sliding = 3};
+    options.window = 10;
+    options.prefix_caching = prefix_caching;
+    Scheduler scheduler(options);
+    const SequenceId only = scheduler.add(std::vector<TokenId>(70, 1), 250);
+    std::size_t length = 70;
+    for (run_steps(scheduler, 1, 2), ++length; length < 249; ++length) {
+      const std::size_t unseen = (length - 10) / 64 * 16, stretches = (length - 1 + 3) / 4;
+      EXPECT_EQ(scheduler.num_free_blocks(), 320 - 5 * stretches + 3 * unseen) << length;
+      run_steps(scheduler, 1, 2);
+    }
+    std::vector<std::uint32_t> tables;
+    scheduler.append_block_tables(only, 248, tables);
+    ASSERT_EQ(tables.size(), 5u * 62u);
+    std::set<std::uint32_t> held(tables.begin(), tables.begin() + 2 * 62);
+    for (std::size_t table = 2; table < 5; ++table) {
+      for (std::size_t i = 48; i < 62; ++i) held.insert(tables[table * 62 + i]);
+    }
+    EXPECT_EQ(held.size(), 2u * 62 + 3 * 14) << "no block stands in two places that are read";
+    scheduler.remove(only);
+    EXPECT_EQ(scheduler.num_free_blocks(), 320u);
+  }
+}
+
+TEST(Scheduler, ABeginningIsSharedUpToWhereItsWindowIsKnown) {
+  struct Case {
+    std::size_t other, known;  // tokens of another sequence that takes blocks away, and positions that are found then
+  };
+  // 131 tokens: 32 stretches are published, and the window of 10 reaches back to the span from 64 on, the 16th. Sliding blocks below are
+  // the first that go, then stretches from the last one on. 50 blocks: 16 are free, 16 sliding, and 9 stretches. 70 blocks: 16 are free,
+  // and of the first 10 stretches only the whole tables are left.
+  for (const Case& c : {Case{1, 128}, Case{100, 92}, Case{140, 0}}) {
+    SchedulerOptions options = options_with(4, 512, 80);
+    options.tables = {.whole = 1, .sliding = 1};
+    options.window = 10;
+    options.prefix_caching = true;
+    Scheduler scheduler(options);
+    std::vector<TokenId> tokens(131);
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i);
+    const SequenceId first = scheduler.add(tokens, 150);
+    run_steps(scheduler, 1, 2);
+    std::vector<ScheduledChunk> chunks;
+    const SequenceId alike = scheduler.add(tokens, 150);
+    scheduler.schedule(chunks);
+    ASSERT_EQ(chunks.size(), 2u);
+    EXPECT_EQ(chunks[1].first_position, 128u) << "nothing was taken away";
+    scheduler.advance();
+    scheduler.remove(first);
+    scheduler.remove(alike);
+    EXPECT_EQ(scheduler.num_free_blocks(), 80u);
+    const SequenceId other = scheduler.add(std::vector<TokenId>(c.other, 200), c.other + 2);
+    run_steps(scheduler, 1, 2);
+    scheduler.remove(other);
+    const SequenceId again = scheduler.add(tokens, 150);
+    scheduler.schedule(chunks);
+    ASSERT_EQ(chunks.size(), 1u);
+    EXPECT_EQ(chunks[0].first_position, c.known);
+    scheduler.advance();
+    scheduler.remove(again);
+    EXPECT_EQ(scheduler.num_free_blocks(), 80u);
+  }
 }
 
 TEST(Scheduler, WhatCanNeverFitIsRefused) {

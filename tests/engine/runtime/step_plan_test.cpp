@@ -50,12 +50,14 @@ TEST(StepPlan, ComesBackAsItWas) {
   EXPECT_EQ(bytes.size(), 64u + 4 * 8 + 2 * 20 + 4 * 4 + 2 * 5 + 32 + 2 * 16);
   StepPlan back = example();
   back.batch.token_ids.resize(99);
+  back.batch.num_tables = 9;
   back.reason = "old";
   deserialize(bytes, back);
   EXPECT_EQ(back.kind, StepKind::kRun);
   EXPECT_EQ(back.sequence, plan.sequence);
   EXPECT_EQ(back.batch.token_ids, plan.batch.token_ids);
   EXPECT_EQ(back.batch.positions, plan.batch.positions);
+  EXPECT_EQ(back.batch.num_tables, plan.batch.num_tables);
   EXPECT_EQ(back.batch.block_tables, plan.batch.block_tables);
   EXPECT_EQ(back.batch.logit_rows, plan.batch.logit_rows);
   EXPECT_EQ(back.wanted, plan.wanted);
@@ -181,6 +183,14 @@ TEST(StepPlan, BlocksAreChecked) {
   EXPECT_NO_THROW(check_blocks(plan.batch, 16, 10));
   EXPECT_THROW(check_blocks(plan.batch, 16, 9), std::runtime_error);  // block 9
   EXPECT_THROW(check_blocks(plan.batch, 1, 100), std::runtime_error);
+  plan.batch.num_tables = 2;
+  EXPECT_THROW(check_blocks(plan.batch, 16, 10), std::runtime_error) << "as many tables as the cache has";
+  EXPECT_THROW(check_blocks(plan.batch, 16, 10, 2), std::runtime_error) << "too few entries for two";
+  plan.batch.sequences[1].block_table = 6;
+  plan.batch.block_tables = {4, 9, 2, 1, 0, 3, 5, 6};
+  EXPECT_NO_THROW(check_blocks(plan.batch, 16, 10, 2));
+  plan.batch.block_tables[7] = 10;
+  EXPECT_THROW(check_blocks(plan.batch, 16, 10, 2), std::runtime_error) << "in the second table";
 }
 
 TEST(StepPlan, MutatedBytesNeverDoHarm) {
