@@ -3,6 +3,7 @@
 #include "device/cpu/functions.inl"
 #include "device/cpu/linear.inl"
 #include "device/cpu/rows.inl"
+#include "device/cpu/blocks.inl"
 #include "device/cpu/attention.inl"
 // clang-format on
 
