@@ -1,6 +1,10 @@
 #include "device/cpu/first_candidates.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "device/cpu/row_sketch.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -44,32 +48,81 @@ std::size_t skip(std::span<const float> values, std::size_t first, float bound, 
   return skip_portable(values, first, bound);
 }
 
-}  // namespace
+/// Keeps twice as many keys as are wanted, and drops the worse half whenever they are full: nearly every id fails the first comparison.
+class BestKeys {
+ public:
+  BestKeys(std::span<const float> logits, std::size_t count, Isa isa, std::vector<std::uint64_t>& keys)
+      : logits_(logits), count_(count), isa_(isa), keys_(keys) {
+    keys_.clear();
+    keys_.reserve(2 * count);
+  }
 
-/// Keeps twice as many as are wanted, and drops the worse half whenever they are full: nearly every id fails the first comparison.
-void first_candidates(std::span<const float> logits, std::size_t count, Isa isa, std::vector<std::uint64_t>& keys) {
-  keys.clear();
-  if (count == 0) return;
-  keys.reserve(2 * count);
-  const auto keep_best = [&] {
-    std::nth_element(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(count) - 1, keys.end());
-    keys.resize(count);
-  };
-  float worst_kept = 0.0f;  // of a full set; ids come in ascending order, so an equal logit can not displace it
-  bool has_full_set = false;
-  for (std::size_t first = 0; first < logits.size(); first += kStride) {
-    if (has_full_set) first = skip(logits, first, worst_kept, isa);
-    const std::size_t end = std::min(first + kStride, logits.size());
-    for (std::size_t id = first; id < end; ++id) {
-      if (has_full_set && !(logits[id] > worst_kept)) continue;
-      keys.push_back(candidate_key(logits[id], static_cast<std::uint32_t>(id)));
-      if (keys.size() < 2 * count) continue;
-      keep_best();
-      worst_kept = logits[static_cast<std::uint32_t>(keys[count - 1])];
-      has_full_set = true;
+  /// Nothing that is not above `bound` is among the first `count`.
+  void skip_up_to(float bound) {
+    bound_ = bound;
+    has_bound_ = true;
+  }
+
+  /// Ids [first, end), which come in ascending order: an equal logit can not displace one that is kept.
+  void take(std::size_t first, std::size_t end) {
+    for (; first < end; first += kStride) {
+      if (has_bound_) first = skip(logits_.first(end), first, bound_, isa_);
+      const std::size_t last = std::min(first + kStride, end);
+      for (std::size_t id = first; id < last; ++id) {
+        if (has_bound_ && !(logits_[id] > bound_)) continue;
+        keys_.push_back(candidate_key(logits_[id], static_cast<std::uint32_t>(id)));
+        if (keys_.size() < 2 * count_) continue;
+        keep_best();
+        skip_up_to(logits_[static_cast<std::uint32_t>(keys_[count_ - 1])]);
+      }
     }
   }
-  if (keys.size() > count) keep_best();
+
+  void finish() {
+    if (keys_.size() > count_) keep_best();
+  }
+
+ private:
+  void keep_best() {
+    std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count_) - 1, keys_.end());
+    keys_.resize(count_);
+  }
+
+  std::span<const float> logits_;
+  std::size_t count_;
+  Isa isa_;
+  std::vector<std::uint64_t>& keys_;
+  float bound_ = 0.0f;
+  bool has_bound_ = false;
+};
+
+/// The count-th largest maximum: as many logits at least are not below it.
+float bound_of(std::span<const float> maxima, std::size_t count, std::vector<std::uint64_t>& keys) {
+  keys.clear();
+  for (std::size_t chunk = 0; chunk < maxima.size(); ++chunk) keys.push_back(candidate_key(maxima[chunk], static_cast<std::uint32_t>(chunk)));
+  const auto nth = keys.begin() + static_cast<std::ptrdiff_t>(count) - 1;
+  std::nth_element(keys.begin(), nth, keys.end());
+  return maxima[static_cast<std::uint32_t>(*nth)];
+}
+
+}  // namespace
+
+void first_candidates(std::span<const float> logits, std::size_t count, std::span<const float> maxima, Isa isa,
+                      std::vector<std::uint64_t>& keys) {
+  keys.clear();
+  if (count == 0) return;
+  const float bound = maxima.size() > count ? bound_of(maxima, count, keys) : -std::numeric_limits<float>::infinity();
+  BestKeys best(logits, count, isa, keys);
+  if (!(bound > -std::numeric_limits<float>::infinity())) {  // too few chunks, or ids that are not masked
+    best.take(0, logits.size());
+    return best.finish();
+  }
+  best.skip_up_to(std::nextafter(bound, -std::numeric_limits<float>::infinity()));
+  for (std::size_t chunk = 0; chunk < maxima.size(); ++chunk) {
+    if (maxima[chunk] < bound) continue;
+    best.take(chunk * kSketchChunk, std::min((chunk + 1) * kSketchChunk, logits.size()));
+  }
+  best.finish();
 }
 
 }  // namespace lockstep::device
