@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int spins = 256;                                           // about ten microseconds, longer than ranks in step are apart
+constexpr auto time_of_spinning = std::chrono::microseconds(20);     // longer than ranks in step are apart
 constexpr auto longest_sleep = std::chrono::milliseconds(20);        // so that an abort or the deadline is seen
 constexpr auto time_between_looks = std::chrono::milliseconds(100);  // at the peers' locks
 
@@ -46,7 +46,7 @@ class RegionCommunicator::Call {
 
 RegionCommunicator::RegionCommunicator(std::shared_ptr<SharedRegion> region, int rank, std::chrono::milliseconds deadline,
                                        std::string_view name)
-    : region_(std::move(region)), rank_(rank), size_(region_->size()), deadline_(deadline), name_(name) {
+    : region_(std::move(region)), rank_(rank), size_(region_->size()), deadline_(deadline), name_(name), spins_(device::pauses_in(time_of_spinning)) {
   region_->status(rank_).attached.store(1, std::memory_order_release);
 }
 
@@ -201,7 +201,7 @@ void RegionCommunicator::close_round() {
 }
 
 void RegionCommunicator::wait_for(int peer) {
-  for (int spin = 0; spin < spins; ++spin) {
+  for (int spin = 0; spin < spins_; ++spin) {
     device::spin_pause();
     if (arrived(peer)) return;
   }

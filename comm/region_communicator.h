@@ -63,6 +63,7 @@ class RegionCommunicator final : public Communicator {
   const int size_;
   const std::chrono::milliseconds deadline_;
   const std::string_view name_;
+  const int spins_;  // pauses before it sleeps
   std::uint32_t epoch_ = 0;
   std::chrono::steady_clock::time_point next_look_;  // of check(), at the peers' locks
   CallRecord record_;                                // of the call under way

@@ -354,7 +354,8 @@ bool CpuDevice::shares_are_whole(const LinearWeight& weight, std::size_t unit) c
   return true;
 }
 
-CpuDevice::PartOfProduct CpuDevice::part_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t first, std::size_t count) const {
+CpuDevice::PartOfProduct CpuDevice::part_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t first,
+                                                    std::size_t count) const {
   if (products_.out != matrix.data || products_.num_rows != num_rows) return {};
   std::size_t begin = 0;
   for (std::size_t i = 0; i < products_.count; ++i) {

@@ -13,9 +13,9 @@ namespace lockstep::device {
 namespace {
 
 /// 2^f = e^(f ln 2) for |f| <= 1/2: the Taylor series, 1.7e-7 off.
-constexpr std::array<float, 7> kPowers = {1.54035304e-4f, 1.33335581e-3f, 9.61812911e-3f, 5.55041087e-2f,
-                                          2.40226507e-1f, 6.93147181e-1f, 1.0f};
-constexpr float kShift = 12582912.0f;    // 1.5 * 2^23: adding it rounds to a whole number, which then stands in the lowest bits
+constexpr std::array<float, 7> kPowers = {
+    1.54035304e-4f, 1.33335581e-3f, 9.61812911e-3f, 5.55041087e-2f, 2.40226507e-1f, 6.93147181e-1f, 1.0f};
+constexpr float kShift = 12582912.0f;      // 1.5 * 2^23: adding it rounds to a whole number, which then stands in the lowest bits
 constexpr float kSmallestPower = -125.0f;  // what would be smaller counts as 2^-125
 
 /// exp((v - maximum) * scale) = 2^((v - maximum) * (factor + rest)).
@@ -118,8 +118,8 @@ LOCKSTEP_AVX512 double sketch_avx512(const float* values, std::size_t chunks, co
     const __m512 all = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
     const __m256 low = _mm512_maskz_extractf32x8_ps(0xFF, all, 0), high = _mm512_maskz_extractf32x8_ps(0xFF, all, 1);
     total = _mm512_add_pd(total, _mm512_add_pd(_mm512_maskz_cvtps_pd(0xFF, low), _mm512_maskz_cvtps_pd(0xFF, high)));
-    const __m512 largest = _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_max_ps(0xFFFF, most[0], most[1]),
-                                               _mm512_maskz_max_ps(0xFFFF, most[2], most[3]));
+    const __m512 largest =
+        _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_max_ps(0xFFFF, most[0], most[1]), _mm512_maskz_max_ps(0xFFFF, most[2], most[3]));
     maxima[chunk] =
         largest_of(_mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xFF, largest, 0), _mm512_maskz_extractf32x8_ps(0xFF, largest, 1)));
   }

@@ -13,8 +13,9 @@
 namespace lockstep::device::cpu {
 
 /// Threads that run one function together. They fork and join once a run; in between they meet at barriers, which cost two cache lines on
-/// their way. A waiting thread spins for a few microseconds, about as long as threads of one step are apart, and then sleeps: with more
-/// threads than cores, spinning on would keep the others from working. Takes no lock and allocates nothing once it stands.
+/// their way. A waiting thread spins, and then sleeps: for longer than threads of one step are apart where each has a place of its own, for
+/// a few microseconds where they do not, since with more threads than cores spinning on would keep the others from working. Takes no lock
+/// and allocates nothing once it stands.
 class ThreadPool {
  public:
   /// @param num_threads the calling thread included; at least 1.
@@ -54,12 +55,19 @@ class ThreadPool {
 
   static void publish(Flag& flag, std::uint32_t epoch) noexcept;
   static std::uint32_t advance(Flag& flag) noexcept;
+  /// Pauses before a waiting thread sleeps: at a barrier, and between two runs, where the first thread samples and schedules.
+  struct Spins {
+    int barrier, start;
+  };
+  static Spins spins_of(bool has_places);
+
   static void wait_for(Flag& flag, std::uint32_t epoch, int spins) noexcept;
   void wait_for_others(std::uint32_t epoch) noexcept;
   void run_erased(Erased function, void* context);
   void call(std::size_t thread) noexcept;
   void work(std::size_t thread);  // the life of a worker
 
+  const Spins spins_;
   std::unique_ptr<Flag[]> arrivals_;        // [threads]
   Flag start_;                              // a change starts a run
   Flag release_;                            // thread 0 has seen all others arrive

@@ -69,7 +69,7 @@ TEST(RowSketch, KnowsTheMaximumOfEveryChunk) {
 
 TEST(FirstCandidates, AreThoseOfTheWholeOrderWithMaximaAndWithout) {
   RowSketch sketch;
-  std::vector<std::uint64_t> keys, all;
+  std::vector<std::uint64_t> chunks, keys, all;
   for (const Isa isa : supported_isas()) {
     for (const std::size_t size : {1, 300, 5000, 40000}) {
       for (int kind = 0; kind < 4; ++kind) {
@@ -84,7 +84,8 @@ TEST(FirstCandidates, AreThoseOfTheWholeOrderWithMaximaAndWithout) {
         sketch_row(logits, 0.0f, 0.0, isa, sketch);
         for (const std::size_t count : {1, 8, 64, 100, 1024}) {
           for (const bool with_maxima : {false, true}) {
-            first_candidates(logits, count, with_maxima ? std::span<const float>(sketch.maxima) : std::span<const float>(), isa, keys);
+            first_candidates(logits, count, with_maxima ? std::span<const float>(sketch.maxima) : std::span<const float>(), isa, chunks,
+                             keys);
             std::sort(keys.begin(), keys.end());
             const auto expected = std::span(all).first(std::min(count, size));
             ASSERT_TRUE(std::equal(keys.begin(), keys.end(), expected.begin(), expected.end()))
@@ -98,12 +99,12 @@ TEST(FirstCandidates, AreThoseOfTheWholeOrderWithMaximaAndWithout) {
 
 TEST(FirstCandidates, ARowOfNaNsIsNoTrouble) {
   RowSketch sketch;
-  std::vector<std::uint64_t> keys;
+  std::vector<std::uint64_t> chunks, keys;
   for (const Isa isa : supported_isas()) {
     std::vector<float> logits = row_of_logits(30000, 1, 6.0f, 3.0f, 0.0f);
     for (std::size_t id = 0; id < logits.size(); id += 1 + id % 700) logits[id] = std::nanf("");
     sketch_row(logits, 20.0f, 1.0, isa, sketch);
-    first_candidates(logits, 64, sketch.maxima, isa, keys);
+    first_candidates(logits, 64, sketch.maxima, isa, chunks, keys);
     EXPECT_LE(keys.size(), 64u);
   }
 }

@@ -56,8 +56,8 @@ class Layers {
     StepBatch batch;
     for (std::size_t i = 0; i < rows; ++i) {
       const std::size_t own = position + 3 * i;
-      batch.sequences.push_back({static_cast<std::uint32_t>(i), 1, static_cast<std::uint32_t>(own),
-                                 static_cast<std::uint32_t>(batch.block_tables.size()), 1});
+      batch.sequences.push_back(
+          {static_cast<std::uint32_t>(i), 1, static_cast<std::uint32_t>(own), static_cast<std::uint32_t>(batch.block_tables.size()), 1});
       for (std::size_t b = 0; b <= own / 16; ++b) batch.block_tables.push_back(static_cast<std::uint32_t>(i * kContext / 16 + b));
       batch.token_ids.push_back(0);
       batch.positions.push_back(static_cast<std::int32_t>(own));
@@ -123,10 +123,8 @@ class Layers {
 
 const std::vector<Shape> kShapes = {
     {9, 3, 32, 288, 288, DType::kQ8_0, DType::kQ8_0, false},  // a block of the inner columns may lie in the shares of two threads
-    {9, 3, 64, 576, 1536, DType::kQ4_0, DType::kQ8_0, false},
-    {8, 2, 64, 512, 1024, DType::kQ4_1, DType::kQ4_1, true},
-    {10, 5, 32, 320, 96, DType::kF32, DType::kF32, true},
-    {7, 1, 32, 224, 160, DType::kF16, DType::kF16, false},
+    {9, 3, 64, 576, 1536, DType::kQ4_0, DType::kQ8_0, false}, {8, 2, 64, 512, 1024, DType::kQ4_1, DType::kQ4_1, true},
+    {10, 5, 32, 320, 96, DType::kF32, DType::kF32, true},     {7, 1, 32, 224, 160, DType::kF16, DType::kF16, false},
 };
 
 TEST(Step, GivesTheBitsOfOneThreadOnAnyNumber) {

@@ -94,7 +94,8 @@ void make_exact(const Scene& scene, Found& found) {
       const std::size_t first = (scene.runs[run].begin - scene.runs.front().begin) * kVocabularySegment;
       const std::size_t count = std::min<std::size_t>(scene.runs[run].size * kVocabularySegment, scene.columns - first);
       sketched += sums[run];
-      sums[run] = sum_of_exponentials(std::span<const float>(logits).subspan(first, count), found.maxima[2 * index], row.scale, Isa::kPortable);
+      sums[run] =
+          sum_of_exponentials(std::span<const float>(logits).subspan(first, count), found.maxima[2 * index], row.scale, Isa::kPortable);
       exact += sums[run];
     }
     EXPECT_NEAR(sketched, exact, kMassError * exact);

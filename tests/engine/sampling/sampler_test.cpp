@@ -144,7 +144,8 @@ struct NearlyKnownRow {
     for (std::size_t place = 0; place < 64; ++place) candidates.push_back({logits[order[place]], logits[order[place]], order[place]});
     row.vocab_size = logits.size();
     row.candidates = candidates;
-    row.mass = part * device::sum_of_exponentials(logits, logits[order[0]], 1.0 / static_cast<double>(params.temperature), device::Isa::kPortable);
+    row.mass =
+        part * device::sum_of_exponentials(logits, logits[order[0]], 1.0 / static_cast<double>(params.temperature), device::Isa::kPortable);
     row.mass_error = error;
   }
 };
@@ -173,7 +174,8 @@ TEST(Sampler, AMassThatIsNearlyKnownGivesTheTokenOfTheExactOneOrNone) {
       case Sampler::Selected::kTooFew: break;
     }
     const NearlyKnownRow taken_for_exact(logits, params, part, 0.0);
-    if (sampler.select(taken_for_exact.row, params, context, found) == Sampler::Selected::kYes && found.token != exact.token) ++wrong_without;
+    if (sampler.select(taken_for_exact.row, params, context, found) == Sampler::Selected::kYes && found.token != exact.token)
+      ++wrong_without;
   }
   EXPECT_GT(yes, 1500u);
   EXPECT_GT(unclear, 20u);

@@ -89,7 +89,7 @@ TEST_F(StepCost, ADecodeStepMeetsFourTimesALayer) {
   even.hidden = 256;
   even.feed_forward = 256;
   test::TinyModel uneven;  // 9 heads, 3 KV heads
-  uneven.feed_forward = 512;  // whole blocks for each of four threads
+  uneven.feed_forward = 512;
   for (const test::TinyModel& model : {even, uneven}) {
     for (const device::DType dtype : {device::DType::kF32, device::DType::kQ8_0}) {
       for (const std::size_t threads : {2, 4}) {
