@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include <unistd.h>
+
 #include "comm/slices.h"
 #include "device/futex.h"
 
@@ -13,6 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto time_of_spinning = std::chrono::microseconds(20);     // longer than ranks in step are apart
+constexpr auto time_if_crowded = std::chrono::microseconds(3);       // with fewer cores than ranks, who spins keeps another from working
 constexpr auto longest_sleep = std::chrono::milliseconds(20);        // so that an abort or the deadline is seen
 constexpr auto time_between_looks = std::chrono::milliseconds(100);  // at the peers' locks
 
@@ -46,7 +49,12 @@ class RegionCommunicator::Call {
 
 RegionCommunicator::RegionCommunicator(std::shared_ptr<SharedRegion> region, int rank, std::chrono::milliseconds deadline,
                                        std::string_view name)
-    : region_(std::move(region)), rank_(rank), size_(region_->size()), deadline_(deadline), name_(name), spins_(device::pauses_in(time_of_spinning)) {
+    : region_(std::move(region)),
+      rank_(rank),
+      size_(region_->size()),
+      deadline_(deadline),
+      name_(name),
+      spins_(device::pauses_in(size_ <= sysconf(_SC_NPROCESSORS_ONLN) ? time_of_spinning : time_if_crowded)) {
   region_->status(rank_).attached.store(1, std::memory_order_release);
 }
 

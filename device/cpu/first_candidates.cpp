@@ -1,11 +1,14 @@
 #include "device/cpu/first_candidates.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "device/cpu/row_sketch.h"
+#include "device/cpu/vocabulary_sum.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -15,6 +18,7 @@ namespace lockstep::device {
 namespace {
 
 constexpr std::size_t kStride = 32;
+constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 /// The first stride from `first` on of whose values one is above `bound`, and which of them are; where fewer values are left than a stride
 /// has, those that are left, none marked.
@@ -57,6 +61,50 @@ Stride next(std::span<const float> values, std::size_t first, float bound, Isa i
   return next_portable(values, first, bound);
 }
 
+/// op(i) for every value above `bound`; it may give a higher one, from the next stride on.
+template <class Op>
+void for_each_above(std::span<const float> values, const float& bound, Isa isa, const Op& op) {
+  std::size_t first = 0;
+  while (first + kStride <= values.size()) {
+    const Stride stride = next(values, first, bound, isa);
+    for (std::uint32_t above = stride.above; above != 0; above &= above - 1)
+      op(stride.first + static_cast<std::size_t>(std::countr_zero(above)));
+    first = stride.above == 0 ? stride.first : stride.first + kStride;
+  }
+  for (; first < values.size(); ++first) {
+    if (values[first] > bound) op(first);
+  }
+}
+
+/// How many are not below `bound`.
+std::size_t num_from_portable(std::span<const float> values, float bound) {
+  return static_cast<std::size_t>(std::count_if(values.begin(), values.end(), [bound](float value) { return value >= bound; }));
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx2")]] std::size_t num_from_avx2(std::span<const float> values, float bound) {
+  constexpr std::size_t kTogether = 16;
+  const __m256 bounds = _mm256_set1_ps(bound);
+  __m256i low = _mm256_setzero_si256(), high = low;  // less one for each
+  std::size_t first = 0;
+  for (; first + kTogether <= values.size(); first += kTogether) {
+    low = _mm256_add_epi32(low, _mm256_castps_si256(_mm256_cmp_ps(_mm256_loadu_ps(values.data() + first), bounds, _CMP_GE_OQ)));
+    high = _mm256_add_epi32(high, _mm256_castps_si256(_mm256_cmp_ps(_mm256_loadu_ps(values.data() + first + 8), bounds, _CMP_GE_OQ)));
+  }
+  alignas(32) std::array<std::int32_t, 8> lanes;
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes.data()), _mm256_add_epi32(low, high));
+  return num_from_portable(values.subspan(first), bound) - static_cast<std::size_t>(std::accumulate(lanes.begin(), lanes.end(), 0));
+}
+#endif
+
+std::size_t num_from(std::span<const float> values, float bound, Isa isa) {
+#if defined(__x86_64__)
+  if (isa >= Isa::kAvx2) return num_from_avx2(values, bound);
+#endif
+  static_cast<void>(isa);
+  return num_from_portable(values, bound);
+}
+
 /// Keeps twice as many keys as are wanted, and drops the worse half whenever they are full: nearly every id fails the first comparison.
 class BestKeys {
  public:
@@ -66,30 +114,6 @@ class BestKeys {
     keys_.reserve(2 * count);
   }
 
-  /// The first `count` are known not to come behind this one.
-  void set_last(float logit, std::uint32_t id) {
-    last_ = candidate_key(logit, id);
-    below_ = std::nextafter(logit, -std::numeric_limits<float>::infinity());
-    has_last_ = true;
-  }
-  /// Whether one with this logit may still be among the first.
-  bool may_take(float logit) const { return !has_last_ || logit > below_; }
-
-  void take(std::size_t first, std::size_t end) {
-    for (; first < end && !has_last_; ++first) take(first);
-    while (first + kStride <= end) {
-      const Stride stride = next(logits_.first(end), first, below_, isa_);
-      for (std::uint32_t above = stride.above; above != 0; above &= above - 1) take(stride.first + std::countr_zero(above));
-      first = stride.above == 0 ? stride.first : stride.first + kStride;
-    }
-    for (; first < end; ++first) take(first);
-  }
-
-  void finish() {
-    if (keys_.size() > count_) keep_best();
-  }
-
- private:
   void take(std::size_t id) {
     if (has_last_ && !(logits_[id] > below_)) return;
     const std::uint64_t key = candidate_key(logits_[id], static_cast<std::uint32_t>(id));
@@ -97,9 +121,23 @@ class BestKeys {
     keys_.push_back(key);
     if (keys_.size() < 2 * count_) return;
     keep_best();
-    set_last(logits_[static_cast<std::uint32_t>(keys_[count_ - 1])], static_cast<std::uint32_t>(keys_[count_ - 1]));
+    last_ = keys_[count_ - 1];
+    below_ = std::nextafter(logits_[static_cast<std::uint32_t>(last_)], kNone);
+    has_last_ = true;
   }
 
+  /// All ids.
+  void take_all() {
+    std::size_t first = 0;
+    while (first < logits_.size() && !has_last_) take(first++);
+    for_each_above(logits_.subspan(first), below_, isa_, [&](std::size_t place) { take(first + place); });
+  }
+
+  void finish() {
+    if (keys_.size() > count_) keep_best();
+  }
+
+ private:
   void keep_best() {
     std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count_) - 1, keys_.end());
     keys_.resize(count_);
@@ -109,41 +147,49 @@ class BestKeys {
   std::size_t count_;
   Isa isa_;
   std::vector<std::uint64_t>& keys_;
-  std::uint64_t last_ = 0;
-  float below_ = 0.0f;
+  std::uint64_t last_ = 0;  // of a full set
+  float below_ = 0.0f;      // its logit, and all that may be kept, is above it
   bool has_last_ = false;
 };
 
+/// A logit that at least `count` maxima reach, and hardly more, so that there are as many candidates; kNone: there is none.
+float bound_of(std::span<const float> maxima, std::size_t count, Isa isa) {
+  constexpr int kMostSteps = 32;
+  if (maxima.size() < count) return kNone;
+  float high = maximum(maxima, isa), low = high, distance = 0.5f;
+  if (!std::isfinite(high)) return kNone;
+  for (; num_from(maxima, low, isa) < count; distance *= 2.0f) {
+    high = low;
+    low = high - distance;
+    if (!std::isfinite(low)) return kNone;
+  }
+  for (int step = 0; step < kMostSteps; ++step) {
+    const float middle = low + (high - low) * 0.5f;
+    const std::size_t reached = num_from(maxima, middle, isa);
+    (reached < count ? high : low) = middle;
+    if (reached >= count && reached <= count + count / 8) break;
+  }
+  return low;
+}
+
 }  // namespace
 
-/// The count-th largest maximum is a bound: as many logits at least are not below it. Only chunks that reach it are looked at, the best
-/// first, which soon give a better one.
 void first_candidates(std::span<const float> logits, std::size_t count, std::span<const float> maxima, Isa isa,
-                      std::vector<std::uint64_t>& chunks, std::vector<std::uint64_t>& keys) {
+                      std::vector<std::uint64_t>& keys) {
   keys.clear();
   if (count == 0) return;
   BestKeys best(logits, count, isa, keys);
-  constexpr float kNone = -std::numeric_limits<float>::infinity();
-  float bound = kNone;
-  if (maxima.size() > count) {
-    chunks.clear();
-    for (std::size_t i = 0; i < maxima.size(); ++i) chunks.push_back(candidate_key(maxima[i], static_cast<std::uint32_t>(i)));
-    std::nth_element(chunks.begin(), chunks.begin() + static_cast<std::ptrdiff_t>(count) - 1, chunks.end());
-    bound = maxima[static_cast<std::uint32_t>(chunks[count - 1])];
-  }
-  if (!(bound > kNone)) {  // too few chunks, or ids that are not masked
-    best.take(0, logits.size());
-    return best.finish();
-  }
-  best.set_last(bound, std::numeric_limits<std::uint32_t>::max());
-  std::sort(chunks.begin(), chunks.begin() + static_cast<std::ptrdiff_t>(count));
-  for (std::size_t i = 0; i < chunks.size(); ++i) {  // behind the first `count` only those that equal the bound
-    const std::size_t chunk = static_cast<std::uint32_t>(chunks[i]);
-    if (!best.may_take(maxima[chunk])) {
-      if (i < count) break;
-      continue;
-    }
-    best.take(chunk * kSketchChunk, std::min((chunk + 1) * kSketchChunk, logits.size()));
+  const float bound = bound_of(maxima, count, isa);
+  if (bound == kNone) {  // too few groups, or ids that are not masked
+    best.take_all();
+  } else {
+    const auto take_group = [&](std::size_t group) {
+      const std::size_t chunk = group / kSketchLanes * kSketchChunk, end = std::min(chunk + kSketchChunk, logits.size());
+      for (std::size_t id = chunk + group % kSketchLanes; id < end; id += kSketchLanes) {
+        if (logits[id] >= bound) best.take(id);
+      }
+    };
+    for_each_above(maxima, std::nextafter(bound, kNone), isa, take_group);
   }
   best.finish();
 }

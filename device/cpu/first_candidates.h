@@ -11,9 +11,9 @@
 namespace lockstep::device {
 
 /// The keys (candidate_key) of the first `count` ids in the order of candidates, in no order of their own. The vocabulary is never sorted.
-/// NaNs may be left out. Overwrites `keys` and `chunks` (of no interest), keeping their capacity.
-/// @param maxima  those of a RowSketch of the row: only chunks that can have candidates are looked at. Empty: one pass over all.
+/// NaNs may be left out. Overwrites `keys`, keeping its capacity.
+/// @param maxima  those of a RowSketch of the row: only groups that have candidates are looked at. Empty: one pass over all.
 void first_candidates(std::span<const float> logits, std::size_t count, std::span<const float> maxima, Isa isa,
-                      std::vector<std::uint64_t>& chunks, std::vector<std::uint64_t>& keys);
+                      std::vector<std::uint64_t>& keys);
 
 }  // namespace lockstep::device

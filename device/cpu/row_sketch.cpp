@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "device/cpu/vocabulary_sum.h"
 
@@ -29,21 +30,15 @@ struct Exponent {
   }
 };
 
-float maximum_of_chunk(std::span<const float> values) {
-  float highest = values[0];
-  for (const float value : values) highest = highest < value ? value : highest;
-  return highest;
+void find_maxima(std::span<const float> chunk, float* maxima) {
+  std::fill_n(maxima, kSketchLanes, -std::numeric_limits<float>::infinity());
+  for (std::size_t i = 0; i < chunk.size(); ++i) maxima[i % kSketchLanes] = std::max(maxima[i % kSketchLanes], chunk[i]);
 }
 
 #if defined(__x86_64__)
 #define LOCKSTEP_AVX2 [[gnu::target("avx2,fma")]]
 #define LOCKSTEP_AVX512 [[gnu::target("avx2,fma,avx512f,avx512dq,avx512vl")]]
 
-LOCKSTEP_AVX2 inline float largest_of(__m256 x) {
-  __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
-}
 LOCKSTEP_AVX2 inline double sum_of(__m256d x) {
   const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd(x, 1));
   return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
@@ -59,23 +54,24 @@ LOCKSTEP_AVX2 inline __m256 powers8(__m256 v, const Exponent& e) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
 }
 
-LOCKSTEP_AVX2 inline float maximum8(const float* values) {
-  __m256 most[4];
-  for (std::size_t i = 0; i < 4; ++i) most[i] = _mm256_loadu_ps(values + 8 * i);
-  for (std::size_t at = 32; at < kSketchChunk; at += 32) {
-    for (std::size_t i = 0; i < 4; ++i) most[i] = _mm256_max_ps(most[i], _mm256_loadu_ps(values + at + 8 * i));
+LOCKSTEP_AVX2 inline void maxima8(const float* values, float* maxima) {
+  __m256 low = _mm256_loadu_ps(values), high = _mm256_loadu_ps(values + 8);
+  for (std::size_t at = kSketchLanes; at < kSketchChunk; at += kSketchLanes) {
+    low = _mm256_max_ps(low, _mm256_loadu_ps(values + at));
+    high = _mm256_max_ps(high, _mm256_loadu_ps(values + at + 8));
   }
-  return largest_of(_mm256_max_ps(_mm256_max_ps(most[0], most[1]), _mm256_max_ps(most[2], most[3])));
+  _mm256_storeu_ps(maxima, low);
+  _mm256_storeu_ps(maxima + 8, high);
 }
 
 LOCKSTEP_AVX2 void maxima_avx2(const float* values, std::size_t chunks, float* maxima) {
-  for (std::size_t chunk = 0; chunk < chunks; ++chunk) maxima[chunk] = maximum8(values + chunk * kSketchChunk);
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) maxima8(values + chunk * kSketchChunk, maxima + chunk * kSketchLanes);
 }
 
 LOCKSTEP_AVX2 double sketch_avx2(const float* values, std::size_t chunks, const Exponent& e, float* maxima) {
   __m256d total = _mm256_setzero_pd();
   for (std::size_t chunk = 0; chunk < chunks; ++chunk, values += kSketchChunk) {
-    maxima[chunk] = maximum8(values);
+    maxima8(values, maxima + chunk * kSketchLanes);
     for (std::size_t half = 0; half < kSketchChunk; half += kSketchChunk / 2) {  // so that no lane has a chain of more than four
       __m256 sum[4];
       for (std::size_t i = 0; i < 4; ++i) sum[i] = powers8(_mm256_loadu_ps(values + half + 8 * i), e);
@@ -103,25 +99,20 @@ LOCKSTEP_AVX512 inline __m512 powers16(__m512 v, const Exponent& e) {
 LOCKSTEP_AVX512 double sketch_avx512(const float* values, std::size_t chunks, const Exponent& e, float* maxima) {
   __m512d total = _mm512_setzero_pd();
   for (std::size_t chunk = 0; chunk < chunks; ++chunk, values += kSketchChunk) {
-    __m512 sum[4], most[4];
-    for (std::size_t i = 0; i < 4; ++i) {
-      most[i] = _mm512_loadu_ps(values + 16 * i);
-      sum[i] = powers16(most[i], e);
-    }
+    __m512 sum[4], most = _mm512_loadu_ps(values);
+    for (std::size_t i = 0; i < 4; ++i) sum[i] = powers16(_mm512_loadu_ps(values + 16 * i), e);
+    for (std::size_t i = 1; i < 4; ++i) most = _mm512_maskz_max_ps(0xFFFF, most, _mm512_loadu_ps(values + 16 * i));
     for (std::size_t at = 64; at < kSketchChunk; at += 64) {
       for (std::size_t i = 0; i < 4; ++i) {
         const __m512 v = _mm512_loadu_ps(values + at + 16 * i);
-        most[i] = _mm512_maskz_max_ps(0xFFFF, most[i], v);
+        most = _mm512_maskz_max_ps(0xFFFF, most, v);
         sum[i] = _mm512_add_ps(sum[i], powers16(v, e));
       }
     }
+    _mm512_storeu_ps(maxima + chunk * kSketchLanes, most);
     const __m512 all = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
     const __m256 low = _mm512_maskz_extractf32x8_ps(0xFF, all, 0), high = _mm512_maskz_extractf32x8_ps(0xFF, all, 1);
     total = _mm512_add_pd(total, _mm512_add_pd(_mm512_maskz_cvtps_pd(0xFF, low), _mm512_maskz_cvtps_pd(0xFF, high)));
-    const __m512 largest =
-        _mm512_maskz_max_ps(0xFFFF, _mm512_maskz_max_ps(0xFFFF, most[0], most[1]), _mm512_maskz_max_ps(0xFFFF, most[2], most[3]));
-    maxima[chunk] =
-        largest_of(_mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xFF, largest, 0), _mm512_maskz_extractf32x8_ps(0xFF, largest, 1)));
   }
   return sum_of(_mm256_add_pd(_mm512_maskz_extractf64x4_pd(0xFF, total, 0), _mm512_maskz_extractf64x4_pd(0xFF, total, 1)));
 }
@@ -132,7 +123,8 @@ LOCKSTEP_AVX512 double sketch_avx512(const float* values, std::size_t chunks, co
 bool can_sketch_mass(double scale) { return scale > 1e-6 && scale < 1e6; }
 
 void sketch_row(std::span<const float> values, float maximum, double scale, Isa isa, RowSketch& sketch) {
-  sketch.maxima.resize((values.size() + kSketchChunk - 1) / kSketchChunk);
+  const std::size_t num_chunks = (values.size() + kSketchChunk - 1) / kSketchChunk;
+  sketch.maxima.resize(num_chunks * kSketchLanes);
   sketch.mass = 0.0;
   std::size_t chunks = 0;  // that are done
 #if defined(__x86_64__)
@@ -147,10 +139,10 @@ void sketch_row(std::span<const float> values, float maximum, double scale, Isa 
     }
   }
 #endif
-  for (; chunks < sketch.maxima.size(); ++chunks) {
+  for (; chunks < num_chunks; ++chunks) {
     const std::span<const float> rest = values.subspan(chunks * kSketchChunk);
     const std::span<const float> chunk = rest.first(std::min(kSketchChunk, rest.size()));
-    sketch.maxima[chunks] = maximum_of_chunk(chunk);
+    find_maxima(chunk, sketch.maxima.data() + chunks * kSketchLanes);
     if (scale != 0.0) sketch.mass += sum_of_exponentials(chunk, maximum, scale, isa);
   }
 }

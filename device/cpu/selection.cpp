@@ -78,7 +78,7 @@ void CpuSelection::keep_sketched_mass(double mass, std::size_t first) {
 void CpuSelection::find_candidates(std::span<const float> row, std::size_t count, std::span<const float> maxima, std::size_t first,
                                    std::size_t thread) {
   std::vector<std::uint64_t>& keys = keys_[thread];
-  first_candidates(row, count, maxima, isa_, chunks_[thread], keys);
+  first_candidates(row, count, maxima, isa_, keys);
   for (std::size_t i = 0; i < count; ++i) candidates_[first + i].id = i < keys.size() ? static_cast<std::uint32_t>(keys[i]) : 0;
 }
 

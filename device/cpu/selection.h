@@ -15,7 +15,7 @@ namespace lockstep::device::cpu {
 /// Selection on the CPU device: see Device::begin_selection. Rows are spread over the threads of the pool.
 class CpuSelection {
  public:
-  CpuSelection(ThreadPool& pool, Isa isa) : pool_(pool), isa_(isa), keys_(pool.size()), chunks_(pool.size()), sketches_(pool.size()) {}
+  CpuSelection(ThreadPool& pool, Isa isa) : pool_(pool), isa_(isa), keys_(pool.size()), sketches_(pool.size()) {}
 
   void prepare(std::span<const SegmentRun> runs) { runs_.assign(runs.begin(), runs.end()); }
   /// @param columns  ids of the rank
@@ -45,9 +45,9 @@ class CpuSelection {
   std::vector<float> saved_;                // [changes]: the logits as they were
   std::vector<double> sums_;
   std::vector<Candidate> candidates_;
-  std::vector<std::uint32_t> flags_;                       // [rows]
-  std::vector<std::vector<std::uint64_t>> keys_, chunks_;  // [threads]
-  std::vector<RowSketch> sketches_;                        // [threads]
+  std::vector<std::uint32_t> flags_;              // [rows]
+  std::vector<std::vector<std::uint64_t>> keys_;  // [threads]
+  std::vector<RowSketch> sketches_;               // [threads]
 };
 
 }  // namespace lockstep::device::cpu

@@ -29,7 +29,6 @@ class CandidateOrder {
 
   device::Isa isa_;
   std::span<const float> logits_;
-  std::vector<std::uint64_t> chunks_;
   std::vector<std::uint64_t> keys_;  // ascending in the order of candidates; the id is the low half
   std::size_t num_sorted_ = 0;
   bool holds_all_ = false;  // keys_ has every id, not just the first ones
