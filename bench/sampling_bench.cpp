@@ -94,7 +94,7 @@ void select(benchmark::State& state, const SamplingParams& params) {
     for (std::size_t i = 0; i < num_rows; ++i) {
       Sample sample;
       context.choice = static_cast<std::uint32_t>(i);
-      if (!sampler.select(selected[i], params, context, sample)) {
+      if (sampler.select(selected[i], params, context, sample) != Sampler::Selected::kYes) {
         ++num_fetched;
         sample = sampler.sample(row, params, context);
       }

@@ -272,7 +272,7 @@ class Planner {
   /// What stands side by side in one product and is used together: queries, keys and values of a head, gate and up of a column.
   void mark_parts(const Node& node, RankWeight& weight) const {
     const Width width = graph_.values[node.output].width;
-    if ((width != Width::kQkv && width != Width::kGateUp) || weight.pieces.size() != node.weights.size()) return;
+    if ((width != Width::kQkv && width != Width::kGateUp) || weight.pieces.size() < 2) return;
     weight.spec.part_rows.clear();
     for (const WeightPiece& piece : weight.pieces) weight.spec.part_rows.push_back(piece.rows.size());
   }

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "device/cpu/int8_matrix.h"
+#include "device/cpu/packing.h"
+
 namespace lockstep::device::cpu {
 namespace {
 
@@ -12,28 +15,29 @@ std::size_t angles_of(const RotaryTable& table, const StepBatch::Sequence& seque
 
 }  // namespace
 
-AttentionRunner::AttentionRunner(std::size_t num_threads, const Kernels& kernels)
-    : num_threads_(num_threads), kernels_(kernels), first_piece_(num_threads + 1), scratch_(num_threads) {}
+AttentionRunner::AttentionRunner(ThreadPool& pool, const Kernels& kernels)
+    : pool_(pool), num_threads_(pool.size()), kernels_(kernels), first_piece_(pool.size() + 1), scratch_(pool.size()) {}
 
-void AttentionRunner::plan(const StepBatch& batch, const AttentionSpec& spec, bool whole_heads) {
+void AttentionRunner::plan(const StepBatch& batch, const AttentionSpec& spec, bool by_shares) {
   if (batch_ == &batch && num_heads_ == spec.num_heads && num_kv_heads_ == spec.num_kv_heads && head_dim_ == spec.head_dim &&
-      whole_heads_ == whole_heads && window_ == spec.window && kv_head_of_ == spec.kv_head_of) {
+      by_shares_ == by_shares && window_ == spec.window && kv_head_of_ == spec.kv_head_of) {
     return;
   }
   batch_ = &batch;
   num_heads_ = spec.num_heads;
   num_kv_heads_ = spec.num_kv_heads;
   head_dim_ = spec.head_dim;
-  whole_heads_ = whole_heads;
+  by_shares_ = by_shares;
   window_ = spec.window;
   kv_head_of_ = spec.kv_head_of;
   state_floats_ = (head_dim_ + kLanes - 1) / kLanes * kLanes + kStateExtra;
   decode_ = std::all_of(batch.sequences.begin(), batch.sequences.end(), [](const auto& sequence) { return sequence.num_tokens == 1; });
   list_items(spec);
+  find_owners(by_shares);
   reserve();
   pieces_.clear();
   num_cut_ = 0;
-  if (decode_ && whole_heads) {
+  if (decode_ && owners_divide_heads()) {
     share_out_heads();
   } else if (decode_) {
     share_out_spans();
@@ -80,12 +84,39 @@ void AttentionRunner::list_items(const AttentionSpec& spec) {
   }
 }
 
+void AttentionRunner::find_owners(bool by_shares) {
+  owner_of_.assign(num_kv_heads_, kNobody);
+  if (!by_shares) return;
+  const PackedShape queries{.rows = num_heads_ * head_dim_, .shares = num_threads_};
+  const PackedShape keys{.rows = num_kv_heads_ * head_dim_, .shares = num_threads_};
+  const auto has = [this](const PackedShape& shape, std::size_t thread, std::size_t first_head, std::size_t end_head) {
+    const std::size_t begin = shape.share_begin(thread) * kLanes, end = shape.share_begin(thread + 1) * kLanes;
+    return begin <= first_head * head_dim_ && end_head * head_dim_ <= end;
+  };
+  for (std::uint32_t thread = 0; thread < num_threads_; ++thread) {
+    for (std::size_t kv_head = 0; kv_head < num_kv_heads_; ++kv_head) {
+      const std::vector<std::uint32_t>& heads = heads_of_[kv_head];  // ascending
+      if (heads.empty() || !has(keys, thread, kv_head, kv_head + 1)) continue;
+      if (has(queries, thread, heads.front(), std::size_t{heads.back()} + 1)) owner_of_[kv_head] = thread;
+    }
+  }
+}
+
+/// Whether all threads own equally many KV heads, and together all.
+bool AttentionRunner::owners_divide_heads() const {
+  if (num_kv_heads_ % num_threads_ != 0) return false;
+  for (std::size_t kv_head = 0; kv_head < num_kv_heads_; ++kv_head) {
+    if (owner_of_[kv_head] != kv_head / (num_kv_heads_ / num_threads_)) return false;
+  }
+  return true;
+}
+
 void AttentionRunner::share_out_heads() {
   for (std::size_t thread = 0; thread < num_threads_; ++thread) {
     first_piece_[thread] = pieces_.size();
     for (std::uint32_t i = 0; i < items_.size(); ++i) {
       const Item& item = items_[i];
-      if (item.kv_head / (num_kv_heads_ / num_threads_) == thread) pieces_.push_back({i, item.first_span, item.end_span});
+      if (owner_of_[item.kv_head] == thread) pieces_.push_back({i, item.first_span, item.end_span});
     }
   }
   first_piece_[num_threads_] = pieces_.size();
@@ -178,14 +209,30 @@ void AttentionRunner::append_newest(const AttentionCall& call, const Item& item,
 
 void AttentionRunner::run(const AttentionCall& call, std::size_t thread) noexcept {
   float* scratch = scratch_[thread].data();
-  if (decode_) {
-    for (std::size_t i = first_piece_[thread]; i < first_piece_[thread + 1]; ++i) run_piece(call, pieces_[i], scratch);
-    return;
-  }
+  if (decode_) return run_decode(call, thread, scratch);
   std::atomic<std::uint32_t>& next = counters_[call.counters];
   // From the end: the last queries of a prompt see the most keys.
   for (std::size_t i = next.fetch_add(1, std::memory_order_relaxed); i < pieces_.size(); i = next.fetch_add(1, std::memory_order_relaxed)) {
     run_piece(call, pieces_[pieces_.size() - 1 - i], scratch);
+  }
+}
+
+/// First what the thread computed itself: by the time that it needs the others, they have arrived.
+void AttentionRunner::run_decode(const AttentionCall& call, std::size_t thread, float* scratch) noexcept {
+  const std::span<const Piece> pieces(pieces_.data() + first_piece_[thread], first_piece_[thread + 1] - first_piece_[thread]);
+  const auto is_own = [&](const Piece& piece) { return owner_of_[items_[piece.item].kv_head] == thread; };
+  bool owns_all = true;
+  for (const Piece& piece : pieces) {
+    if (is_own(piece)) {
+      run_piece(call, piece, scratch);
+    } else {
+      owns_all = false;
+    }
+  }
+  if (owns_all) return;
+  if (call.awaits) pool_.await_others(thread);
+  for (const Piece& piece : pieces) {
+    if (!is_own(piece)) run_piece(call, piece, scratch);
   }
 }
 
@@ -226,9 +273,7 @@ void AttentionRunner::finish(const AttentionCall& call, const Item& item, std::s
   const std::size_t head = heads[(item.first_query + query) % heads.size()];
   if (call.floats != nullptr) return kernels_.finish_state(state, head_dim_, call.floats + (token * num_heads_ + head) * head_dim_);
   kernels_.finish_state(state, head_dim_, row);
-  const std::size_t column = head * head_dim_, entry = token * call.int8.blocks + column / kBlock;
-  kernels_.quantise(row, head_dim_ / kBlock, call.int8.quants + token * call.int8.stride + column, call.int8.scales + entry,
-                    call.int8.scaled_sums + entry, call.int8.sums + 2 * entry);
+  kernels_.quantise(row, head_dim_ / kBlock, int8_row(call.int8, token, head * head_dim_ / kBlock));
 }
 
 void AttentionRunner::append_token(float* row, std::size_t angles, std::size_t num_heads, std::size_t num_kv_heads,

@@ -97,7 +97,7 @@ StepRows CpuDevice::begin_step(const StepBatch& batch) {
   attention_.forget_plan();
   attention_.end_calls();
   copies_.invalidate_all();
-  product_ = {};
+  products_ = {};
   return {batch.num_tokens(), batch.logit_rows.size()};
 }
 

@@ -42,9 +42,9 @@ void CpuDevice::norm(const Matrix& x, std::size_t num_rows, const Norm& norm, co
   floats_of(x, num_rows);
   if (for_all(num_rows)) copy_row(x);
   const RowPlace source = copies_.find(x);
-  into_rows(read_of(source), out, num_rows, [this, source, norm](std::size_t thread, std::size_t t, float* to) {
+  make_rows(read_of(source), out, num_rows, [this, source, norm](std::size_t thread, std::size_t t, const Matrix& to) {
     const Matrix from = copies_.at(source, thread);
-    kernels_.norm(static_cast<const float*>(from.data) + t * from.columns, from.columns, norm, to);
+    kernels_.norm(static_cast<float*>(from.data) + t * from.columns, nullptr, nullptr, from.columns, norm, row_out(to, t));
   });
 }
 
@@ -61,25 +61,20 @@ void CpuDevice::add(const Matrix& x, const Matrix& delta, std::size_t num_rows, 
 
 void CpuDevice::add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
                          const Matrix& out) {
-  if (for_all(num_rows)) {
-    require(x.columns == delta.columns && x.columns == out.columns, "add_norm: the columns differ");
-    floats_of(x, num_rows);
-    const float* from = floats_of(delta, num_rows);
-    copy_row(x);
-    const RowPlace sum = copies_.find(x);
-    submit({{x.data, Use::kWriteCopy}, {delta.data, Use::kRead}}, [=, this](std::size_t thread) {
-      kernels_.add(static_cast<float*>(copies_.at(sum, thread).data), from, bias, sum.real.columns);
-    });
-    return this->norm(x, num_rows, norm, out);
-  }
   require(x.columns == delta.columns && x.columns == out.columns, "add_norm: the columns differ");
-  float* to = floats_of(x, num_rows);
+  floats_of(x, num_rows);
   const float* from = floats_of(delta, num_rows);
-  copies_.set_valid(x, false);
-  const RowAccesses accesses{{{x.data, Use::kWrite}, {delta.data, Use::kRead}}};
-  into_rows(accesses, out, num_rows, [=, this, columns = x.columns](std::size_t, std::size_t t, float* normed) {
-    kernels_.add(to + t * columns, from + t * columns, bias, columns);
-    kernels_.norm(to + t * columns, columns, norm, normed);
+  const bool all = for_all(num_rows);
+  if (all) {
+    copy_row(x);
+  } else {
+    copies_.set_valid(x, false);
+  }
+  const RowPlace sum = copies_.find(x);
+  const RowAccesses accesses{{{x.data, all ? Use::kWriteCopy : Use::kWrite}, {delta.data, Use::kRead}}};
+  make_rows(accesses, out, num_rows, [=, this, columns = x.columns](std::size_t thread, std::size_t t, const Matrix& to) {
+    float* row = static_cast<float*>(copies_.at(sum, thread).data) + t * columns;
+    kernels_.norm(row, from + t * columns, bias, columns, norm, row_out(to, t));
   });
 }
 
@@ -97,7 +92,7 @@ void CpuDevice::linear(const Matrix& in, std::size_t num_rows, const Weight& wei
     floats_of(in, num_rows);
   }
   copies_.set_valid(out, false);
-  product_ = {&w, out.data, out_column, num_rows};
+  note_product(w, out, out_column, num_rows);
   if (num_rows == 0 || w.spec().rows == 0) return;
   reserve_scratch(kernels_.linear_scratch_bytes(product_args(in, num_rows, w, 0)));
   const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
@@ -112,7 +107,7 @@ void CpuDevice::rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, 
   const CacheView view = checked_cache(qkv, spec, cache, layer);
   float* rows = floats_of(qkv, batch.num_tokens());
   if (table) check_table(*table, batch, spec.head_dim);
-  attention_.plan(batch, spec, heads_of_product(qkv, spec) != nullptr);
+  attention_.plan(batch, spec, has_parts_of_heads(qkv, spec));
   if (recording_ && attention_.can_append()) {  // attention will do it
     rotation_ = {rows, &cache, layer, table};
     return;
@@ -146,12 +141,13 @@ void CpuDevice::attention(const Matrix& qkv, const AttentionSpec& spec, KvCache&
     require(spec.slopes.size() == spec.num_heads, "attention: a slope for each head is needed");
     call.slopes = spec.slopes.data();
   }
-  const LinearWeight* own = heads_of_product(qkv, spec);  // the thread of a KV head computed what it needs itself
-  attention_.plan(batch, spec, own != nullptr);
+  const bool by_shares = has_parts_of_heads(qkv, spec);
+  attention_.plan(batch, spec, by_shares);
   if (rotation_.rows != nullptr) {
     if (rotation_.rows != call.qkv || rotation_.cache != &cache || rotation_.layer != layer)
       throw std::logic_error("attention: its queries were not the last that were rotated");
     call.appends = true;
+    call.awaits = by_shares;
     call.table = rotation_.table;
     rotation_ = {};
   }
@@ -167,7 +163,7 @@ void CpuDevice::attention(const Matrix& qkv, const AttentionSpec& spec, KvCache&
   }
   const void* written = rounds_later ? attended_.data() : out.data;
   copies_.set_valid(out, false);
-  submit({{qkv.data, Use::kRead, call.appends ? own : nullptr},
+  submit({{qkv.data, call.awaits ? Use::kReadAwaited : Use::kRead},
           {call.cache.cache, call.appends ? Use::kWrite : Use::kRead},
           {written, Use::kWrite}},
          [this, call](std::size_t thread) { attention_.run(call, thread); });
@@ -176,43 +172,49 @@ void CpuDevice::attention(const Matrix& qkv, const AttentionSpec& spec, KvCache&
 
 void CpuDevice::gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) {
   require(gate_up.columns == 2 * out.columns, "gated: the input must have twice the columns of the output");
-  const float* from = floats_of(gate_up, num_rows);
   // The thread that has a share of the gate has the same of up: it finds what it wrote itself.
-  const LinearWeight* own = shares_of_product(gate_up, num_rows, 2, out.type == Activation::kInt8Blocks ? kBlock : 1);
-  activate_columns(function, {gate_up.data, Use::kRead, own}, from, 2 * out.columns, from + out.columns, num_rows, out);
+  activate_columns(function, gate_up, shares_of_product(gate_up, num_rows, 2), floats_of(gate_up, num_rows) + out.columns, num_rows, out);
 }
 
 void CpuDevice::activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) {
   require(x.columns == out.columns, "activate: the columns differ");
-  const float* from = floats_of(x, num_rows);
-  const LinearWeight* own = shares_of_product(x, num_rows, 1, out.type == Activation::kInt8Blocks ? kBlock : 1);
-  activate_columns(function, {x.data, Use::kRead, own}, from, x.columns, nullptr, num_rows, out);
+  activate_columns(function, x, shares_of_product(x, num_rows, 1), nullptr, num_rows, out);
 }
 
-/// Every thread does its columns of all rows: those of the product that `read` names by its shares, else an even part.
-void CpuDevice::activate_columns(Nonlinearity function, const Access& read, const float* from, std::size_t stride, const float* up,
-                                 std::size_t num_rows, const Matrix& out) {
+/// Every thread does its columns of all rows: those that begin in its share of the product `own`, else an even part. Where a block lies in
+/// the shares of two, the first waits for the other one, behind all else.
+void CpuDevice::activate_columns(Nonlinearity function, const Matrix& x, const LinearWeight* own, const float* up, std::size_t num_rows,
+                                 const Matrix& out) {
   const bool blocks = out.type == Activation::kInt8Blocks;
-  float* floats = blocks ? nullptr : floats_of(out, num_rows);
-  const Int8View int8 = blocks ? int8_of(out, num_rows) : Int8View{};
-  const LinearWeight* own = static_cast<const LinearWeight*>(read.shares);
-  const std::size_t n = out.columns, unit = blocks ? kBlock : kLanes;
+  const float* from = floats_of(x, num_rows);
+  if (!blocks) floats_of(out, num_rows);
+  if (blocks) int8_of(out, num_rows);
+  const std::size_t n = out.columns, unit = blocks ? kBlock : 1;
   if (blocks) reserve_scratch(n * sizeof(float));
   copies_.set_valid(out, false);
-  submit({read, {out.data, Use::kWrite}}, [=, this](std::size_t thread) {
-    Share columns = share_of((n + unit - 1) / unit, thread, pool_.size());
-    columns = {std::min(columns.first * unit, n), std::min(columns.end * unit, n)};
-    if (own != nullptr) columns = {own->share_row(thread), own->share_row(thread + 1)};
-    const std::size_t count = columns.end - columns.first;
-    if (count == 0) return;
-    for (std::size_t t = 0; t < num_rows; ++t) {
-      float* to = blocks ? reinterpret_cast<float*>(scratch_[thread].data()) : floats + t * n + columns.first;
-      kernels_.activate(function, from + t * stride + columns.first, up == nullptr ? nullptr : up + t * stride + columns.first, count, to);
-      if (!blocks) continue;
-      const std::size_t entry = t * int8.blocks + columns.first / kBlock;
-      kernels_.quantise(to, count / kBlock, int8.quants + t * int8.stride + columns.first, int8.scales + entry, int8.scaled_sums + entry,
-                        int8.sums + 2 * entry);
+  const auto columns_of_all = [=, this, stride = x.columns](std::size_t thread, std::size_t first, std::size_t end) {
+    for (std::size_t t = 0; first < end && t < num_rows; ++t) {
+      const RowOut row = row_out(out, t);
+      float* to = blocks ? reinterpret_cast<float*>(scratch_[thread].data()) : row.floats + first;
+      kernels_.activate(function, from + t * stride + first, up == nullptr ? nullptr : up + t * stride + first, end - first, to);
+      if (blocks) kernels_.quantise(to, (end - first) / kBlock, int8_row(int8_view(out), t, first / kBlock));
     }
+  };
+  const Access written{out.data, Use::kWrite};
+  if (own == nullptr) {
+    return submit({{x.data, Use::kRead}, written}, [=, this](std::size_t thread) {
+      constexpr std::size_t kTogether = kBlock;
+      const Share parts = share_of((n + kTogether - 1) / kTogether, thread, pool_.size());
+      columns_of_all(thread, parts.first * kTogether, std::min(parts.end * kTogether, n));
+    });
+  }
+  const bool whole = shares_are_whole(*own, unit);
+  submit({{x.data, whole ? Use::kRead : Use::kReadAwaited, own}, written}, [=, this](std::size_t thread) {
+    const UnitShare units = PartOfProduct{own, 0}.units(thread, unit);
+    columns_of_all(thread, units.first * unit, units.whole_end * unit);
+    if (units.whole_end == units.end) return;
+    pool_.await_others(thread);
+    columns_of_all(thread, units.whole_end * unit, units.end * unit);
   });
 }
 
@@ -236,7 +238,7 @@ void CpuDevice::convert(const Matrix& x, std::size_t num_rows, const Matrix& out
 
 void CpuDevice::top_of_rows(const Matrix& logits, std::size_t num_rows) {
   const float* rows = floats_of(logits, num_rows);
-  const LinearWeight* own = shares_of_product(logits, num_rows, 1, 1);
+  const LinearWeight* own = shares_of_product(logits, num_rows, 1);
   tops_.resize(num_rows * pool_.size());
   submit({{logits.data, Use::kRead, own}}, [=, this, n = logits.columns](std::size_t thread) {
     Share columns = share_of(n, thread, pool_.size());
@@ -330,30 +332,50 @@ void CpuDevice::multiply(std::size_t thread, const Matrix& in, std::size_t num_r
   }
 }
 
-const LinearWeight* CpuDevice::shares_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t parts, std::size_t unit) const {
-  const LinearWeight* weight = product_.weight;
-  if (weight == nullptr || product_.out != matrix.data || product_.out_column != 0 || product_.num_rows != num_rows) return nullptr;
-  if (weight->spec().rows != matrix.columns || weight->num_parts() != parts) return nullptr;
-  for (std::size_t thread = 1; thread < pool_.size(); ++thread) {
-    if (weight->share_row(thread) % unit != 0) return nullptr;
+void CpuDevice::note_product(const LinearWeight& weight, const Matrix& out, std::size_t out_column, std::size_t num_rows) {
+  const bool beside = out_column != 0 && products_.out == out.data && products_.columns == out_column && products_.num_rows == num_rows;
+  if (!beside || products_.count == products_.weights.size()) {
+    products_ = {};
+    if (out_column != 0) return;
   }
-  return weight;
+  products_.weights[products_.count++] = &weight;
+  products_.out = out.data;
+  products_.columns = out_column + weight.spec().rows;
+  products_.num_rows = num_rows;
 }
 
-const LinearWeight* CpuDevice::heads_of_product(const Matrix& qkv, const AttentionSpec& spec) const {
-  const LinearWeight* weight = recording_ ? shares_of_product(qkv, step_->num_tokens(), 3, 1) : nullptr;
-  if (weight == nullptr || spec.num_kv_heads % pool_.size() != 0 || spec.num_heads % spec.num_kv_heads != 0) return nullptr;
-  for (std::size_t head = 0; head < spec.num_heads; ++head) {  // those of a KV head side by side, as the rows of the product are
-    if (spec.kv_head_of[head] != head / (spec.num_heads / spec.num_kv_heads)) return nullptr;
-  }
+const LinearWeight* CpuDevice::shares_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t parts) const {
+  if (products_.count != 1 || products_.out != matrix.data || products_.columns != matrix.columns || products_.num_rows != num_rows)
+    return nullptr;
+  return products_.weights[0]->num_parts() == parts ? products_.weights[0] : nullptr;
+}
+
+bool CpuDevice::shares_are_whole(const LinearWeight& weight, std::size_t unit) const {
   for (std::size_t thread = 1; thread < pool_.size(); ++thread) {
-    const Share heads = share_of(spec.num_heads, thread, pool_.size()), kv_heads = share_of(spec.num_kv_heads, thread, pool_.size());
-    if (weight->share_row(thread, 0) != heads.first * spec.head_dim || weight->share_row(thread, 1) != kv_heads.first * spec.head_dim ||
-        weight->share_row(thread, 2) != kv_heads.first * spec.head_dim) {
-      return nullptr;
+    if (weight.share_row(thread) % unit != 0) return false;
+  }
+  return true;
+}
+
+CpuDevice::PartOfProduct CpuDevice::part_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t first,
+                                                    std::size_t count) const {
+  if (products_.out != matrix.data || products_.num_rows != num_rows) return {};
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < products_.count; ++i) {
+    for (std::size_t part = 0; part < products_.weights[i]->num_parts(); ++part) {
+      const std::size_t rows = products_.weights[i]->part(part).shape().rows;
+      if (begin == first && rows == count) return {products_.weights[i], part};
+      begin += rows;
     }
   }
-  return weight;
+  return {};
+}
+
+bool CpuDevice::has_parts_of_heads(const Matrix& qkv, const AttentionSpec& spec) const {
+  if (!recording_) return false;
+  const std::size_t tokens = step_->num_tokens(), queries = spec.num_heads * spec.head_dim, keys = spec.num_kv_heads * spec.head_dim;
+  return part_of_product(qkv, tokens, 0, queries).weight != nullptr && part_of_product(qkv, tokens, queries, keys).weight != nullptr &&
+         part_of_product(qkv, tokens, queries + keys, keys).weight != nullptr;
 }
 
 void CpuDevice::expand_quants(const Int8View& view, std::size_t row, std::size_t columns, float* to) {

@@ -57,14 +57,27 @@ void CpuDevice::gate_rows(const Matrix& x, std::size_t num_rows, const Matrix& g
   });
 }
 
+/// The thread of a head is the one that computed it, or its first columns.
 void CpuDevice::norm_heads(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_heads, std::size_t head_dim,
                            const Norm& norm) {
   float* rows = columns_of(x, num_rows, first_column, num_heads * head_dim);
-  change_rows(x, {}, num_rows, [=, this, columns = x.columns](std::size_t, std::size_t t) {
-    for (std::size_t head = 0; head < num_heads; ++head) {
+  const auto norm_some = [=, this, columns = x.columns](std::size_t t, std::size_t first, std::size_t end) {
+    for (std::size_t head = first; head < end; ++head) {
       float* at = rows + t * columns + head * head_dim;
-      kernels_.norm(at, head_dim, norm, at);
+      kernels_.norm(at, nullptr, nullptr, head_dim, norm, {at, {}});
     }
+  };
+  const PartOfProduct own = recording_ ? part_of_product(x, num_rows, first_column, num_heads * head_dim) : PartOfProduct{};
+  if (own.weight == nullptr) {
+    return change_rows(x, {}, num_rows, [=](std::size_t, std::size_t t) { norm_some(t, 0, num_heads); });
+  }
+  copies_.set_valid(x, false);
+  submit({{x.data, Use::kChangeAwaited}}, [=, this](std::size_t thread) {
+    const UnitShare heads = own.units(thread, head_dim);
+    for (std::size_t t = 0; t < num_rows; ++t) norm_some(t, heads.first, heads.whole_end);
+    if (heads.whole_end == heads.end) return;
+    pool_.await_others(thread);
+    for (std::size_t t = 0; t < num_rows; ++t) norm_some(t, heads.whole_end, heads.end);
   });
 }
 

@@ -33,6 +33,12 @@ inline float* floats_of(const Matrix& matrix, std::size_t rows) {
   return static_cast<float*>(matrix.data);
 }
 
+/// Row `row` of a matrix of either type.
+inline RowOut row_out(const Matrix& matrix, std::size_t row) {
+  if (matrix.type == Activation::kInt8Blocks) return {nullptr, int8_row(int8_view(matrix), row)};
+  return {static_cast<float*>(matrix.data) + row * matrix.columns, {}};
+}
+
 inline Int8View int8_of(const Matrix& matrix, std::size_t rows) {
   require(matrix.type == Activation::kInt8Blocks, "a kInt8Blocks matrix is needed here");
   require(matrix.columns % kBlock == 0, "a kInt8Blocks matrix needs a multiple of 32 columns");
@@ -58,7 +64,7 @@ class CpuDevice final : public Device {
       : kernels_(kernels_for(options.isa)),
         pool_(options.num_threads, options.processors, options.own_processors),
         copies_(pool_.size()),
-        attention_(pool_.size(), kernels_),
+        attention_(pool_, kernels_),
         selection_(pool_, options.isa),
         arenas_(pool_.size()),
         scratch_(pool_.size()) {}
@@ -154,6 +160,10 @@ class CpuDevice final : public Device {
     std::size_t first, count, all;
   };
 
+  struct UnitShare {
+    std::size_t first, whole_end, end;
+  };
+
   /// Queries, keys and values that attention is to rotate and append.
   struct Rotation {
     const float* rows = nullptr;
@@ -161,11 +171,21 @@ class CpuDevice final : public Device {
     std::size_t layer = 0;
     const RotaryTable* table = nullptr;
   };
-  /// The latest product, whose output its reader may find shared out as it needs it.
-  struct Product {
+  struct PartOfProduct {
     const LinearWeight* weight = nullptr;
+    std::size_t part = 0;
+    /// Of units of so many columns those that begin in the share of a thread: [first, whole_end) lie wholly in it, one behind them may not.
+    UnitShare units(std::size_t thread, std::size_t columns) const {
+      const std::size_t begin = weight->share_row(thread, part), end = weight->share_row(thread + 1, part);
+      return {(begin + columns - 1) / columns, std::max(end / columns, (begin + columns - 1) / columns), (end + columns - 1) / columns};
+    }
+  };
+  /// The latest product, or those whose outputs stand side by side in one matrix: its reader may find it shared out as it needs it.
+  struct Products {
+    std::array<const LinearWeight*, 3> weights{};
+    std::size_t count = 0;
     const void* out = nullptr;
-    std::size_t out_column = 0;
+    std::size_t columns = 0;
     std::size_t num_rows = 0;
   };
 
@@ -215,45 +235,56 @@ class CpuDevice final : public Device {
 
   static RowAccesses read_of(const RowPlace& place);
 
-  void activate_columns(Nonlinearity function, const Access& read, const float* from, std::size_t stride, const float* up,
-                        std::size_t num_rows, const Matrix& out);
+  void activate_columns(Nonlinearity function, const Matrix& x, const LinearWeight* own, const float* up, std::size_t num_rows,
+                        const Matrix& out);
 
   /// Gives every thread its copy of a row that stands in `x` only.
   void copy_row(const Matrix& x);
 
-  /// op(thread, row, floats to fill) for every row of `out`, quantised afterwards where `out` is. A single row is done by every thread,
-  /// into its copy.
+  /// op(thread, row, matrix) for every row of `out`. A single row is done by every thread, into its copy.
   template <class Op>
-  void into_rows(const RowAccesses& reads, const Matrix& out, std::size_t num_rows, const Op& op) {
-    const bool blocks = out.type == Activation::kInt8Blocks, all = for_all(num_rows);
-    if (blocks) {
+  void make_rows(const RowAccesses& reads, const Matrix& out, std::size_t num_rows, const Op& op) {
+    if (out.type == Activation::kInt8Blocks) {
       int8_of(out, num_rows);
-      reserve_scratch(out.columns * sizeof(float));
     } else {
       floats_of(out, num_rows);
     }
+    const bool all = for_all(num_rows);
     const RowPlace target = all ? place_of(out) : RowPlace{out};
     submit({reads[0], reads[1], {out.data, all ? Use::kWriteCopy : Use::kWrite}}, [=, this](std::size_t thread) {
       const Share rows = all ? Share{0, 1} : share_of(num_rows, thread, pool_.size());
       const Matrix to = copies_.at(target, thread);
-      for (std::size_t t = rows.first; t < rows.end; ++t) {
-        float* row = blocks ? reinterpret_cast<float*>(scratch_[thread].data()) : static_cast<float*>(to.data) + t * to.columns;
-        op(thread, t, row);
-        if (blocks) quantise_row(kernels_, row, int8_view(to), t);
-      }
+      for (std::size_t t = rows.first; t < rows.end; ++t) op(thread, t, to);
     });
     copies_.set_valid(out, all);
+  }
+
+  /// op(thread, row, floats to fill) for every row of `out`, quantised afterwards where `out` is.
+  template <class Op>
+  void into_rows(const RowAccesses& reads, const Matrix& out, std::size_t num_rows, const Op& op) {
+    if (out.type == Activation::kInt8Blocks) reserve_scratch(out.columns * sizeof(float));
+    make_rows(reads, out, num_rows, [op, this](std::size_t thread, std::size_t t, const Matrix& to) {
+      const bool blocks = to.type == Activation::kInt8Blocks;
+      float* row = blocks ? reinterpret_cast<float*>(scratch_[thread].data()) : static_cast<float*>(to.data) + t * to.columns;
+      op(thread, t, row);
+      if (blocks) kernels_.quantise(row, to.columns / kBlock, int8_row(int8_view(to), t));
+    });
   }
 
   static LinearArgs product_args(const Matrix& in, std::size_t num_rows, const LinearWeight& w, std::size_t part);
   void multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
                 std::size_t out_stride);
 
-  /// The weight of the latest product if `matrix` is what it wrote, packed in so many parts, and every thread's share of columns begins at
-  /// a multiple of `unit`.
-  const LinearWeight* shares_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t parts, std::size_t unit) const;
-  /// The same for attention: the weight if the thread of a KV head has all rows of that head and of its queries.
-  const LinearWeight* heads_of_product(const Matrix& qkv, const AttentionSpec& spec) const;
+  void note_product(const LinearWeight& weight, const Matrix& out, std::size_t out_column, std::size_t num_rows);
+  /// The weight of the latest product if `matrix` is what it wrote, packed in so many parts.
+  const LinearWeight* shares_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t parts) const;
+  /// Whether every thread's share of the columns begins at a multiple of `unit`.
+  bool shares_are_whole(const LinearWeight& weight, std::size_t unit) const;
+  /// Columns [first, first + count) of what the latest products wrote as one part of a weight: that and the part; a null weight: they are
+  /// not.
+  PartOfProduct part_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t first, std::size_t count) const;
+  /// Whether `qkv` is what the latest products wrote, and queries, keys and values are packed as a part each.
+  bool has_parts_of_heads(const Matrix& qkv, const AttentionSpec& spec) const;
 
   static void expand_quants(const Int8View& view, std::size_t row, std::size_t columns, float* to);
 
@@ -275,7 +306,7 @@ class CpuDevice final : public Device {
   StepProgram program_;
   bool recording_ = false;
   Rotation rotation_;
-  Product product_;
+  Products products_;
   CpuSelection selection_;
   std::vector<float> maxima_of_rows_;
   std::vector<Arena> arenas_;                    // of each thread

@@ -1,6 +1,14 @@
 #include "device/cpu/first_candidates.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "device/cpu/row_sketch.h"
+#include "device/cpu/vocabulary_sum.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -10,66 +18,180 @@ namespace lockstep::device {
 namespace {
 
 constexpr std::size_t kStride = 32;
+constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-/// The first multiple of kStride from `first` on where one of the next kStride values is above `bound`, or where fewer are left.
-std::size_t skip_portable(std::span<const float> values, std::size_t first, float bound) {
+/// The first stride from `first` on of whose values one is above `bound`, and which of them are; where fewer values are left than a stride
+/// has, those that are left, none marked.
+struct Stride {
+  std::size_t first;
+  std::uint32_t above;  // bit i: value first + i
+};
+
+Stride next_portable(std::span<const float> values, std::size_t first, float bound) {
   for (; first + kStride <= values.size(); first += kStride) {
-    bool above = false;
-    for (std::size_t i = 0; i < kStride; ++i) above |= values[first + i] > bound;
-    if (above) break;
+    std::uint32_t above = 0;
+    for (std::size_t i = 0; i < kStride; ++i) above |= std::uint32_t{values[first + i] > bound} << i;
+    if (above != 0) return {first, above};
   }
-  return first;
+  return {first, 0};
 }
 
 #if defined(__x86_64__)
-[[gnu::target("avx2")]] std::size_t skip_avx2(std::span<const float> values, std::size_t first, float bound) {
+[[gnu::target("avx2")]] inline std::uint32_t above8(const float* values, __m256 bounds) {
+  return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(values), bounds, _CMP_GT_OQ)));
+}
+
+[[gnu::target("avx2")]] Stride next_avx2(std::span<const float> values, std::size_t first, float bound) {
   const __m256 bounds = _mm256_set1_ps(bound);
   for (; first + kStride <= values.size(); first += kStride) {
     const float* at = values.data() + first;
-    const __m256 low =
-        _mm256_or_ps(_mm256_cmp_ps(_mm256_loadu_ps(at), bounds, _CMP_GT_OQ), _mm256_cmp_ps(_mm256_loadu_ps(at + 8), bounds, _CMP_GT_OQ));
-    const __m256 high = _mm256_or_ps(_mm256_cmp_ps(_mm256_loadu_ps(at + 16), bounds, _CMP_GT_OQ),
-                                     _mm256_cmp_ps(_mm256_loadu_ps(at + 24), bounds, _CMP_GT_OQ));
-    if (_mm256_movemask_ps(_mm256_or_ps(low, high)) != 0) break;
+    const std::uint32_t above =
+        above8(at, bounds) | above8(at + 8, bounds) << 8 | above8(at + 16, bounds) << 16 | above8(at + 24, bounds) << 24;
+    if (above != 0) return {first, above};
   }
-  return first;
+  return {first, 0};
 }
 #endif
 
-std::size_t skip(std::span<const float> values, std::size_t first, float bound, Isa isa) {
+Stride next(std::span<const float> values, std::size_t first, float bound, Isa isa) {
 #if defined(__x86_64__)
-  if (isa >= Isa::kAvx2) return skip_avx2(values, first, bound);
+  if (isa >= Isa::kAvx2) return next_avx2(values, first, bound);
 #endif
   static_cast<void>(isa);
-  return skip_portable(values, first, bound);
+  return next_portable(values, first, bound);
+}
+
+/// op(i) for every value above `bound`; it may give a higher one, from the next stride on.
+template <class Op>
+void for_each_above(std::span<const float> values, const float& bound, Isa isa, const Op& op) {
+  std::size_t first = 0;
+  while (first + kStride <= values.size()) {
+    const Stride stride = next(values, first, bound, isa);
+    for (std::uint32_t above = stride.above; above != 0; above &= above - 1)
+      op(stride.first + static_cast<std::size_t>(std::countr_zero(above)));
+    first = stride.above == 0 ? stride.first : stride.first + kStride;
+  }
+  for (; first < values.size(); ++first) {
+    if (values[first] > bound) op(first);
+  }
+}
+
+/// How many are not below `bound`.
+std::size_t num_from_portable(std::span<const float> values, float bound) {
+  return static_cast<std::size_t>(std::count_if(values.begin(), values.end(), [bound](float value) { return value >= bound; }));
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx2")]] std::size_t num_from_avx2(std::span<const float> values, float bound) {
+  constexpr std::size_t kTogether = 16;
+  const __m256 bounds = _mm256_set1_ps(bound);
+  __m256i low = _mm256_setzero_si256(), high = low;  // less one for each
+  std::size_t first = 0;
+  for (; first + kTogether <= values.size(); first += kTogether) {
+    low = _mm256_add_epi32(low, _mm256_castps_si256(_mm256_cmp_ps(_mm256_loadu_ps(values.data() + first), bounds, _CMP_GE_OQ)));
+    high = _mm256_add_epi32(high, _mm256_castps_si256(_mm256_cmp_ps(_mm256_loadu_ps(values.data() + first + 8), bounds, _CMP_GE_OQ)));
+  }
+  alignas(32) std::array<std::int32_t, 8> lanes;
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes.data()), _mm256_add_epi32(low, high));
+  return num_from_portable(values.subspan(first), bound) - static_cast<std::size_t>(std::accumulate(lanes.begin(), lanes.end(), 0));
+}
+#endif
+
+std::size_t num_from(std::span<const float> values, float bound, Isa isa) {
+#if defined(__x86_64__)
+  if (isa >= Isa::kAvx2) return num_from_avx2(values, bound);
+#endif
+  static_cast<void>(isa);
+  return num_from_portable(values, bound);
+}
+
+/// Keeps twice as many keys as are wanted, and drops the worse half whenever they are full: nearly every id fails the first comparison.
+class BestKeys {
+ public:
+  BestKeys(std::span<const float> logits, std::size_t count, Isa isa, std::vector<std::uint64_t>& keys)
+      : logits_(logits), count_(count), isa_(isa), keys_(keys) {
+    keys_.clear();
+    keys_.reserve(2 * count);
+  }
+
+  void take(std::size_t id) {
+    if (has_last_ && !(logits_[id] > below_)) return;
+    const std::uint64_t key = candidate_key(logits_[id], static_cast<std::uint32_t>(id));
+    if (has_last_ && key > last_) return;
+    keys_.push_back(key);
+    if (keys_.size() < 2 * count_) return;
+    keep_best();
+    last_ = keys_[count_ - 1];
+    below_ = std::nextafter(logits_[static_cast<std::uint32_t>(last_)], kNone);
+    has_last_ = true;
+  }
+
+  /// All ids.
+  void take_all() {
+    std::size_t first = 0;
+    while (first < logits_.size() && !has_last_) take(first++);
+    for_each_above(logits_.subspan(first), below_, isa_, [&](std::size_t place) { take(first + place); });
+  }
+
+  void finish() {
+    if (keys_.size() > count_) keep_best();
+  }
+
+ private:
+  void keep_best() {
+    std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count_) - 1, keys_.end());
+    keys_.resize(count_);
+  }
+
+  std::span<const float> logits_;
+  std::size_t count_;
+  Isa isa_;
+  std::vector<std::uint64_t>& keys_;
+  std::uint64_t last_ = 0;  // of a full set
+  float below_ = 0.0f;      // its logit, and all that may be kept, is above it
+  bool has_last_ = false;
+};
+
+/// A logit that at least `count` maxima reach, and hardly more, so that there are as many candidates; kNone: there is none.
+float bound_of(std::span<const float> maxima, std::size_t count, Isa isa) {
+  constexpr int kMostSteps = 32;
+  if (maxima.size() < count) return kNone;
+  float high = maximum(maxima, isa), low = high, distance = 0.5f;
+  if (!std::isfinite(high)) return kNone;
+  for (; num_from(maxima, low, isa) < count; distance *= 2.0f) {
+    high = low;
+    low = high - distance;
+    if (!std::isfinite(low)) return kNone;
+  }
+  for (int step = 0; step < kMostSteps; ++step) {
+    const float middle = low + (high - low) * 0.5f;
+    const std::size_t reached = num_from(maxima, middle, isa);
+    (reached < count ? high : low) = middle;
+    if (reached >= count && reached <= count + count / 8) break;
+  }
+  return low;
 }
 
 }  // namespace
 
-/// Keeps twice as many as are wanted, and drops the worse half whenever they are full: nearly every id fails the first comparison.
-void first_candidates(std::span<const float> logits, std::size_t count, Isa isa, std::vector<std::uint64_t>& keys) {
+void first_candidates(std::span<const float> logits, std::size_t count, std::span<const float> maxima, Isa isa,
+                      std::vector<std::uint64_t>& keys) {
   keys.clear();
   if (count == 0) return;
-  keys.reserve(2 * count);
-  const auto keep_best = [&] {
-    std::nth_element(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(count) - 1, keys.end());
-    keys.resize(count);
-  };
-  float worst_kept = 0.0f;  // of a full set; ids come in ascending order, so an equal logit can not displace it
-  bool has_full_set = false;
-  for (std::size_t first = 0; first < logits.size(); first += kStride) {
-    if (has_full_set) first = skip(logits, first, worst_kept, isa);
-    const std::size_t end = std::min(first + kStride, logits.size());
-    for (std::size_t id = first; id < end; ++id) {
-      if (has_full_set && !(logits[id] > worst_kept)) continue;
-      keys.push_back(candidate_key(logits[id], static_cast<std::uint32_t>(id)));
-      if (keys.size() < 2 * count) continue;
-      keep_best();
-      worst_kept = logits[static_cast<std::uint32_t>(keys[count - 1])];
-      has_full_set = true;
-    }
+  BestKeys best(logits, count, isa, keys);
+  const float bound = bound_of(maxima, count, isa);
+  if (bound == kNone) {  // too few groups, or ids that are not masked
+    best.take_all();
+  } else {
+    const auto take_group = [&](std::size_t group) {
+      const std::size_t chunk = group / kSketchLanes * kSketchChunk, end = std::min(chunk + kSketchChunk, logits.size());
+      for (std::size_t id = chunk + group % kSketchLanes; id < end; id += kSketchLanes) {
+        if (logits[id] >= bound) best.take(id);
+      }
+    };
+    for_each_above(maxima, std::nextafter(bound, kNone), isa, take_group);
   }
-  if (keys.size() > count) keep_best();
+  best.finish();
 }
 
 }  // namespace lockstep::device

@@ -10,8 +10,10 @@
 
 namespace lockstep::device {
 
-/// The keys (candidate_key) of the first `count` ids in the order of candidates, in no order of their own. One pass: the vocabulary is
-/// never sorted. NaNs may be left out. Overwrites `keys`, keeping its capacity.
-void first_candidates(std::span<const float> logits, std::size_t count, Isa isa, std::vector<std::uint64_t>& keys);
+/// The keys (candidate_key) of the first `count` ids in the order of candidates, in no order of their own. The vocabulary is never sorted.
+/// NaNs may be left out. Overwrites `keys`, keeping its capacity.
+/// @param maxima  those of a RowSketch of the row: only groups that have candidates are looked at. Empty: one pass over all.
+void first_candidates(std::span<const float> logits, std::size_t count, std::span<const float> maxima, Isa isa,
+                      std::vector<std::uint64_t>& keys);
 
 }  // namespace lockstep::device

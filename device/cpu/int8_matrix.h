@@ -25,9 +25,10 @@ inline Int8View int8_view(const Matrix& matrix) {
   return {reinterpret_cast<std::int8_t*>(at), scales, scaled_sums, sums, stride, blocks};
 }
 
-inline void quantise_row(const Kernels& kernels, const float* x, const Int8View& view, std::size_t row) {
-  const std::size_t entry = row * view.blocks;
-  kernels.quantise(x, view.blocks, view.quants + row * view.stride, view.scales + entry, view.scaled_sums + entry, view.sums + 2 * entry);
+/// Row `row` from block `first_block` on.
+inline Int8Row int8_row(const Int8View& view, std::size_t row, std::size_t first_block = 0) {
+  const std::size_t entry = row * view.blocks + first_block;
+  return {view.quants + row * view.stride + first_block * kBlock, view.scales + entry, view.scaled_sums + entry, view.sums + 2 * entry};
 }
 
 }  // namespace lockstep::device::cpu

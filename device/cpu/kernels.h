@@ -31,6 +31,20 @@ struct Int8View {
   std::size_t blocks;
 };
 
+/// One row of such a matrix.
+struct Int8Row {
+  std::int8_t* quants;
+  float* scales;
+  float* scaled_sums;
+  std::int32_t* sums;
+};
+
+/// Where a row goes: floats, or blocks where that is null.
+struct RowOut {
+  float* floats;
+  Int8Row blocks;
+};
+
 struct LinearArgs {
   DType dtype;
   std::size_t rows;  // of W, without the pad
@@ -93,9 +107,9 @@ struct Kernels {
   /// Row `row` of a panel of a block type as fp32, the bits of dequantise().
   void (*expand_row)(DType dtype, const std::byte* panel, std::size_t columns, std::size_t row, float* out);
 
-  void (*norm)(const float* x, std::size_t columns, const Norm& norm, float* out);
-  /// sums: two a block.
-  void (*quantise)(const float* x, std::size_t blocks, std::int8_t* quants, float* scales, float* scaled_sums, std::int32_t* sums);
+  /// x += delta + bias, if `delta` is not null (`bias` may be); then out = norm of x, which may be x.
+  void (*norm)(float* x, const float* delta, const float* bias, std::size_t columns, const Norm& norm, const RowOut& out);
+  void (*quantise)(const float* x, std::size_t blocks, const Int8Row& out);
   /// out = function(gate) * up; a null `up` is ones.
   void (*activate)(Nonlinearity function, const float* gate, const float* up, std::size_t columns, float* out);
   void (*add)(float* x, const float* delta, const float* bias, std::size_t columns);

@@ -26,9 +26,7 @@ class LinearWeight final : public Weight {
   std::size_t num_roots() const { return num_roots_; }
   std::size_t num_parts() const { return parts_.size(); }
   const CpuWeight& part(std::size_t i) const { return *parts_[i]; }
-  /// Whether it was packed part by part.
-  bool has_parts() const { return parts_.size() == spec_.part_rows.size(); }
-  /// First row of a thread's share of a part.
+  /// First row of a thread's share of a part, counted from that of the part.
   std::size_t share_row(std::size_t thread, std::size_t part = 0) const {
     const PackedShape& shape = parts_[part]->shape();
     return std::min(shape.share_begin(thread) * kLanes, shape.rows);

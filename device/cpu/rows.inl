@@ -62,33 +62,60 @@ LOCKSTEP_INLINE float sum_of_squares(const float* x, std::size_t columns, Floats
   return sum_lanes(squares);
 }
 
-LOCKSTEP_INLINE void scale_row(const float* x, std::size_t columns, Floats shift, Floats factor, const float* weight, const float* bias,
-                               float* out) {
-  for (std::size_t i = 0; i < columns; i += 16) {
-    const std::size_t n = lanes_left(columns, i);
-    Floats v = mul(sub(load_first(x + i, n), shift), factor);
+/// A row behind its norm, 16 columns at a time.
+struct NormedRow {
+  const float* x;
+  Floats mean, factor;  // RMSNorm: x - 0 is x, bit for bit
+  const float* weight;  // or null
+  const float* bias;    // or null
+
+  __attribute__((always_inline)) Floats at(std::size_t i, std::size_t n) const {
+    Floats v = mul(sub(load_first(x + i, n), mean), factor);
     if (weight) v = mul(v, load_first(weight + i, n));
     if (bias) v = add(v, load_first(bias + i, n));
-    store_first(out + i, v, n);
+    return v;
+  }
+};
+
+LOCKSTEP_INLINE void store_row(const NormedRow& row, std::size_t columns, float* out) {
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const std::size_t n = lanes_left(columns, i);
+    store_first(out + i, row.at(i, n), n);
   }
 }
 
-void norm(const float* x, std::size_t columns, const Norm& norm, float* out) {
+LOCKSTEP_INLINE Floats scale_of_norm(float mean_square, float eps) { return splat(1.0f / __builtin_sqrtf(mean_square + eps)); }
+
+/// x += delta + bias, and in the same pass the sums of the norm that follows.
+LOCKSTEP_INLINE NormedRow add_and_measure(float* x, const float* delta, const float* bias, std::size_t columns, const Norm& norm) {
   const float count = static_cast<float>(columns);
-  Floats mean = zero();  // x - 0 is x, bit for bit
-  if (norm.kind == Norm::Kind::kLayer) {
-    Floats sum = zero();
-    for (std::size_t i = 0; i < columns; i += 16) sum = add(sum, load_first(x + i, lanes_left(columns, i)));
-    mean = splat(sum_lanes(sum) / count);
+  const bool layer = norm.kind == Norm::Kind::kLayer;
+  Floats sum = zero(), squares = zero();
+  for (std::size_t i = 0; i < columns; i += 16) {
+    const std::size_t n = lanes_left(columns, i);
+    Floats v = load_first(x + i, n);
+    if (delta) {
+      Floats d = load_first(delta + i, n);
+      if (bias) d = add(d, load_first(bias + i, n));
+      v = add(v, d);
+      store_first(x + i, v, n);
+    }
+    if (layer) {
+      sum = add(sum, v);
+    } else {
+      squares = fma(v, v, squares);
+    }
   }
-  const float square = sum_of_squares(x, columns, mean) / count;
-  scale_row(x, columns, mean, splat(1.0f / __builtin_sqrtf(square + norm.eps)), norm.weight, norm.bias, out);
+  Floats mean = zero();
+  if (layer) mean = splat(sum_lanes(sum) / count);
+  const float square = (layer ? sum_of_squares(x, columns, mean) : sum_lanes(squares)) / count;
+  return {x, mean, scale_of_norm(square, norm.eps), norm.weight, norm.bias};
 }
 
 float square_sum(const float* x, std::size_t columns) { return sum_of_squares(x, columns, zero()); }
 
 void norm_by_square(float* x, std::size_t columns, float mean_square, const float* weight, float eps) {
-  scale_row(x, columns, zero(), splat(1.0f / __builtin_sqrtf(mean_square + eps)), weight, nullptr, x);
+  store_row({x, zero(), scale_of_norm(mean_square, eps), weight, nullptr}, columns, x);
 }
 
 void scale(float* x, std::size_t columns, float factor) {
@@ -109,54 +136,6 @@ void soft_cap(float* x, std::size_t columns, float cap) {
   for (std::size_t i = 0; i < columns; i += 16) {
     const std::size_t n = lanes_left(columns, i);
     store_first(x + i, mul(splat(cap), tanh_of(div(load_first(x + i, n), splat(cap)))), n);
-  }
-}
-
-/// Rounds |x| < 2^22 to the nearest integer, ties to even.
-LOCKSTEP_INLINE Ints round_to_int(Floats x) {
-  const Floats magic = splat(12582912.0f);
-  return sub(bits(add(x, magic)), bits(magic));
-}
-
-LOCKSTEP_INLINE std::int32_t max_lane(Ints a) {
-  std::int32_t v[16];
-  store_ints(v, a);
-  std::int32_t best = v[0];
-  for (int i = 1; i < 16; ++i) best = v[i] > best ? v[i] : best;
-  return best;
-}
-
-LOCKSTEP_INLINE std::int32_t sum_of_ints(Ints a) {
-  std::int32_t v[16];
-  store_ints(v, a);
-  std::int32_t sum = 0;
-  for (int i = 0; i < 16; ++i) sum += v[i];
-  return sum;
-}
-
-void quantise(const float* x, std::size_t blocks, std::int8_t* quants, float* scales, float* scaled_sums, std::int32_t* sums) {
-  const Ints magnitude_bits = splat_int(0x7FFFFFFF);
-  for (std::size_t block = 0; block < blocks; ++block) {
-    const Floats a = load(x + block * 32), b = load(x + block * 32 + 16);
-    // Magnitudes compare like their bits, and infinity and NaN are the largest: nothing that is not finite gets lost.
-    const std::int32_t largest = max_lane(max_int(bit_and(bits(a), magnitude_bits), bit_and(bits(b), magnitude_bits)));
-    const bool finite = largest < 0x7F800000;
-    const float amax = __builtin_bit_cast(float, largest);
-    float inverse = finite && amax > 0.0f ? 127.0f / amax : 0.0f;
-    if (!(inverse <= 3.40282347e38f)) inverse = 0.0f;  // a subnormal maximum
-    Ints qa = splat_int(0), qb = splat_int(0);
-    if (finite) {
-      qa = round_to_int(mul(a, splat(inverse)));
-      qb = round_to_int(mul(b, splat(inverse)));
-    }
-    store_low8(quants + block * 32, qa);
-    store_low8(quants + block * 32 + 16, qb);
-    const std::int32_t first = sum_of_ints(qa), second = sum_of_ints(qb), sum = first + second;
-    const float scale = finite ? amax / 127.0f : __builtin_nanf("");
-    scales[block] = scale;
-    scaled_sums[block] = scale * static_cast<float>(sum);
-    sums[2 * block] = first;
-    sums[2 * block + 1] = second;
   }
 }
 
@@ -292,5 +271,7 @@ std::int32_t multiply_bytes(std::size_t rounds) {
     for (int i = 0; i < kProbeSums; ++i) sums[i] = unsigned_dot(sums[i], i % 2 == 0 ? w : change, x);
   }
   for (int i = 1; i < kProbeSums; ++i) sums[0] = add(sums[0], sums[i]);
-  return sum_of_ints(sums[0]);
+  std::int32_t both[2];
+  store_sums(both, sums[0], sums[0]);
+  return both[0];
 }

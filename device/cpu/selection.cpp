@@ -25,7 +25,7 @@ void CpuSelection::over_rows(std::size_t num_rows, const Op& op) {
 
 /// Returns the maximum of the changed row.
 float CpuSelection::change_row(float* row, std::size_t columns, float top, std::size_t index) {
-  flags_[index] = 1;
+  flags_[index] = kIsFinite;
   const std::size_t end = first_changes_[index + 1];
   for (std::size_t i = first_changes_[index]; i < end; ++i) {
     float& logit = row[changes_[i].id];
@@ -44,7 +44,7 @@ void CpuSelection::begin(float* logits, std::size_t columns, std::span<const flo
   first_changes_.assign(1, 0);
   for (const SelectionRow& row : selection.rows) first_changes_.push_back(first_changes_.back() + row.num_changes);
   saved_.resize(selection.changes.size());
-  flags_.assign(num_rows, 1);
+  flags_.assign(num_rows, kIsFinite);
   sums_.resize(layout_.num_sums());
   candidates_.resize(layout_.num_candidates());
   std::fill_n(maxima, 2 * num_ranks * num_rows, 0.0f);
@@ -68,10 +68,17 @@ void CpuSelection::sum_runs(std::span<const float> row, float maximum, double sc
   }
 }
 
+/// As the first of the sums: what it lacks in exactness is more than their order would change.
+void CpuSelection::keep_sketched_mass(double mass, std::size_t first) {
+  std::fill_n(sums_.begin() + static_cast<std::ptrdiff_t>(first), runs_.size(), 0.0);
+  sums_[first] = mass;
+}
+
 /// Only their ids: the logits may be changed ones.
-void CpuSelection::find_candidates(std::span<const float> row, std::size_t count, std::size_t first, std::size_t thread) {
+void CpuSelection::find_candidates(std::span<const float> row, std::size_t count, std::span<const float> maxima, std::size_t first,
+                                   std::size_t thread) {
   std::vector<std::uint64_t>& keys = keys_[thread];
-  first_candidates(row, count, isa_, keys);
+  first_candidates(row, count, maxima, isa_, keys);
   for (std::size_t i = 0; i < count; ++i) candidates_[first + i].id = i < keys.size() ? static_cast<std::uint32_t>(keys[i]) : 0;
 }
 
@@ -79,11 +86,20 @@ void CpuSelection::finish_row(float* row, std::size_t columns, const SelectionRo
                               float maximum, std::size_t thread) {
   const SelectionLayout::Row& place = layout_.rows()[index];
   const std::span<const float> logits(row, columns);
-  if (wanted.scale != 0.0) sum_runs(logits, changed_maximum, wanted.scale, place.sums);
-  find_candidates(logits, place.num_candidates, place.candidates, thread);
+  RowSketch& sketch = sketches_[thread];
+  // A mass that is reported as the sum of the row has to be exact.
+  const bool sketches = wanted.log_sum != LogSum::kIsMass && can_sketch_mass(wanted.scale);
+  sketch_row(logits, changed_maximum, sketches ? wanted.scale : 0.0, isa_, sketch);
+  if (sketches) {
+    keep_sketched_mass(sketch.mass, place.sums);
+    flags_[index] |= kIsSketched;
+  } else if (wanted.scale != 0.0) {
+    sum_runs(logits, changed_maximum, wanted.scale, place.sums);
+  }
+  find_candidates(logits, place.num_candidates, sketch.maxima, place.candidates, thread);
   for (std::size_t i = first_changes_[index]; i < first_changes_[index + 1]; ++i) row[changes_[i].id] = saved_[i];
   if (wanted.log_sum == LogSum::kOwn) sum_runs(logits, maximum, 1.0, place.log_sums);
-  find_candidates(logits, place.num_best, place.best, thread);
+  find_candidates(logits, place.num_best, {}, place.best, thread);
   for (std::size_t i = 0; i < place.num_candidates; ++i) {
     Candidate& candidate = candidates_[place.candidates + i];
     candidate.logit = row[candidate.id];

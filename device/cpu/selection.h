@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device/cpu/isa.h"
+#include "device/cpu/row_sketch.h"
 #include "device/cpu/thread_pool.h"
 #include "device/selection.h"
 
@@ -14,7 +15,7 @@ namespace lockstep::device::cpu {
 /// Selection on the CPU device: see Device::begin_selection. Rows are spread over the threads of the pool.
 class CpuSelection {
  public:
-  CpuSelection(ThreadPool& pool, Isa isa) : pool_(pool), isa_(isa), keys_(pool.size()) {}
+  CpuSelection(ThreadPool& pool, Isa isa) : pool_(pool), isa_(isa), keys_(pool.size()), sketches_(pool.size()) {}
 
   void prepare(std::span<const SegmentRun> runs) { runs_.assign(runs.begin(), runs.end()); }
   /// @param columns  ids of the rank
@@ -30,7 +31,8 @@ class CpuSelection {
   void finish_row(float* row, std::size_t columns, const SelectionRow& wanted, std::size_t index, float changed_maximum, float maximum,
                   std::size_t thread);
   void sum_runs(std::span<const float> row, float maximum, double scale, std::size_t first);
-  void find_candidates(std::span<const float> row, std::size_t count, std::size_t first, std::size_t thread);
+  void keep_sketched_mass(double mass, std::size_t first);
+  void find_candidates(std::span<const float> row, std::size_t count, std::span<const float> maxima, std::size_t first, std::size_t thread);
   template <class Op>
   void over_rows(std::size_t num_rows, const Op& op);
 
@@ -45,6 +47,7 @@ class CpuSelection {
   std::vector<Candidate> candidates_;
   std::vector<std::uint32_t> flags_;              // [rows]
   std::vector<std::vector<std::uint64_t>> keys_;  // [threads]
+  std::vector<RowSketch> sketches_;               // [threads]
 };
 
 }  // namespace lockstep::device::cpu

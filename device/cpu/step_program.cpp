@@ -10,12 +10,13 @@ StepProgram::Entry& StepProgram::next_entry() {
 }
 
 void StepProgram::run(ThreadPool& pool) {
-  barriers_ = 0;
-  for (std::size_t i = 0; i < size_; ++i) barriers_ += entries_[i].barrier_before ? 1 : 0;
+  meetings_ = {};
+  for (std::size_t i = 0; i < size_; ++i) ++meetings_[static_cast<std::size_t>(entries_[i].before)];
   pool.run([this, &pool](std::size_t thread) noexcept {
     for (std::size_t i = 0; i < size_; ++i) {
       const Entry& entry = entries_[i];
-      if (entry.barrier_before) pool.barrier(thread);
+      if (entry.before == Meeting::kBarrier) pool.barrier(thread);
+      if (entry.before == Meeting::kArrival) pool.arrive(thread);
       entry.call(entry.stored, thread);
     }
   });
@@ -27,36 +28,47 @@ void StepProgram::clear() {
   touched_.clear();
 }
 
-bool StepProgram::note(std::span<const Access> accesses) {
-  const bool barrier = std::any_of(accesses.begin(), accesses.end(), [this](const Access& access) { return conflicts(access); });
-  if (barrier) touched_.clear();
+StepProgram::Meeting StepProgram::note(std::span<const Access> accesses) {
+  Meeting meeting = Meeting::kNone;
+  for (const Access& access : accesses) meeting = std::max(meeting, needed(access));
+  if (meeting == Meeting::kBarrier) touched_.clear();
   for (const Access& access : accesses) remember(access);
-  return barrier;
+  return meeting;
 }
 
-bool StepProgram::conflicts(const Access& access) const {
-  for (const Touched& before : touched_) {
-    if (before.buffer != access.buffer) continue;
-    const bool same_shares = access.shares != nullptr && access.shares == before.shares;
-    switch (access.use) {
-      case Access::Use::kRead: return (before.written && !same_shares) || before.copy_written;
-      case Access::Use::kWrite: return before.read || before.written || before.copy_read || before.copy_written;
-      case Access::Use::kWritePart: return before.read || (before.written && !before.only_parts) || before.copy_read || before.copy_written;
-      case Access::Use::kReadCopy: return before.written;
-      case Access::Use::kWriteCopy: return before.read || before.written;
+StepProgram::Meeting StepProgram::needed(const Access& access) const {
+  const auto found = std::find_if(touched_.begin(), touched_.end(), [&](const Touched& each) { return each.buffer == access.buffer; });
+  if (found == touched_.end()) return Meeting::kNone;
+  const Touched& before = *found;
+  const bool same_shares = access.shares != nullptr && access.shares == before.shares;
+  const auto barrier_if = [](bool conflict) { return conflict ? Meeting::kBarrier : Meeting::kNone; };
+  switch (access.use) {
+    case Access::Use::kRead: return barrier_if((before.written && !same_shares) || before.copy_written);
+    case Access::Use::kReadAwaited:
+    case Access::Use::kChangeAwaited: {
+      const bool changes = access.use == Access::Use::kChangeAwaited;
+      if (before.copy_written || (changes && (before.read || before.copy_read))) return Meeting::kBarrier;
+      if (!before.written) return Meeting::kNone;
+      return before.only_parts ? Meeting::kArrival : Meeting::kBarrier;
     }
+    case Access::Use::kWrite: return barrier_if(before.read || before.written || before.copy_read || before.copy_written);
+    case Access::Use::kWritePart:
+      return barrier_if(before.read || (before.written && !before.only_parts) || before.copy_read || before.copy_written);
+    case Access::Use::kReadCopy: return barrier_if(before.written);
+    case Access::Use::kWriteCopy: return barrier_if(before.read || before.written);
   }
-  return false;
+  return Meeting::kNone;
 }
 
 void StepProgram::remember(const Access& access) {
   auto found = std::find_if(touched_.begin(), touched_.end(), [&](const Touched& before) { return before.buffer == access.buffer; });
   if (found == touched_.end()) found = touched_.insert(touched_.end(), {access.buffer, access.shares, false, false, true, false, false});
   Touched& now = *found;
-  const bool writes = access.use == Access::Use::kWrite || access.use == Access::Use::kWritePart;
+  const bool writes =
+      access.use == Access::Use::kWrite || access.use == Access::Use::kWritePart || access.use == Access::Use::kChangeAwaited;
   if (writes && now.written && now.shares != access.shares) now.shares = nullptr;
   if (writes && !now.written) now.shares = access.shares;
-  now.read = now.read || access.use == Access::Use::kRead;
+  now.read = now.read || access.use == Access::Use::kRead || access.use == Access::Use::kReadAwaited;
   now.only_parts = now.only_parts && access.use != Access::Use::kWrite;
   now.written = now.written || writes;
   now.copy_read = now.copy_read || access.use == Access::Use::kReadCopy;

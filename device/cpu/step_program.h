@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <new>
@@ -19,6 +20,9 @@ struct Access {
     kRead,
     kWrite,
     kWritePart,  // a part that no other write touches: products that stand side by side in one matrix
+    // Of products: the op begins with the thread's own part, and waits for the others before it touches theirs (await_others).
+    kReadAwaited,
+    kChangeAwaited,
     kReadCopy,
     kWriteCopy,
   };
@@ -30,7 +34,7 @@ struct Access {
 };
 
 /// A list of ops that all threads of a pool walk together, with a barrier only before an op that touches what another thread may have
-/// written, or may still be reading. Keeps its memory from step to step.
+/// written, or may still be reading; where the op waits itself, an arrival is enough. Keeps its memory from step to step.
 class StepProgram {
  public:
   /// Appends `op`, a trivially copyable callable of the thread's number that does not throw.
@@ -39,7 +43,7 @@ class StepProgram {
     static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= kOpBytes && alignof(Op) <= 16);
     Entry& entry = next_entry();
     entry.call = [](const void* stored, std::size_t thread) { (*static_cast<const Op*>(stored))(thread); };
-    entry.barrier_before = note(accesses);
+    entry.before = note(accesses);
     new (entry.stored) Op(op);
   }
 
@@ -48,13 +52,16 @@ class StepProgram {
   void run(ThreadPool& pool);
   void clear();
   /// Barriers of the latest run, the join at its end not counted.
-  std::size_t barriers() const { return barriers_; }
+  std::size_t barriers() const { return count(Meeting::kBarrier); }
+  /// Likewise, of arrivals.
+  std::size_t arrivals() const { return count(Meeting::kArrival); }
 
  private:
   static constexpr std::size_t kOpBytes = 304;
+  enum class Meeting : std::uint8_t { kNone, kArrival, kBarrier };
   struct Entry {
     void (*call)(const void* stored, std::size_t thread);
-    bool barrier_before;
+    Meeting before;
     alignas(16) std::byte stored[kOpBytes];
   };
   /// What was done to a buffer since the last barrier.
@@ -65,14 +72,15 @@ class StepProgram {
   };
 
   Entry& next_entry();
-  bool note(std::span<const Access> accesses);
-  bool conflicts(const Access& access) const;
+  Meeting note(std::span<const Access> accesses);
+  Meeting needed(const Access& access) const;
+  std::size_t count(Meeting meeting) const { return meetings_[static_cast<std::size_t>(meeting)]; }
   void remember(const Access& access);
 
   std::vector<Entry> entries_;  // the first size_ are the program
   std::size_t size_ = 0;
   std::vector<Touched> touched_;
-  std::size_t barriers_ = 0;
+  std::array<std::size_t, 3> meetings_{};  // of the latest run, of each kind
 };
 
 }  // namespace lockstep::device::cpu

@@ -84,6 +84,20 @@ LOCKSTEP_INLINE Ints bit_merge(Ints x, Ints y, Ints mask) {
   return {_mm256_or_si256(x.a, _mm256_and_si256(y.a, mask.a)), _mm256_or_si256(x.b, _mm256_and_si256(y.b, mask.b))};
 }
 LOCKSTEP_INLINE Ints max_int(Ints x, Ints y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+LOCKSTEP_INLINE std::int32_t max_of_eight(__m256i x) {
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1)));
+}
+LOCKSTEP_INLINE void store_sums_of_eight(std::int32_t* p, __m256i x, __m256i y) {
+  const __m256i pairs = _mm256_hadd_epi32(x, y);  // two of x, two of y, in each half
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_hadd_epi32(four, four));
+}
+LOCKSTEP_INLINE std::int32_t max_lane(Ints x) { return max_of_eight(_mm256_max_epi32(x.a, x.b)); }
+LOCKSTEP_INLINE void store_sums(std::int32_t* p, Ints x, Ints y) {
+  store_sums_of_eight(p, _mm256_add_epi32(x.a, x.b), _mm256_add_epi32(y.a, y.b));
+}
 template <int N>
 LOCKSTEP_INLINE Ints shift_left(Ints x) {
   return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)};

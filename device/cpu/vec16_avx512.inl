@@ -51,6 +51,22 @@ LOCKSTEP_INLINE Ints bit_and(Ints x, Ints y) { return {_mm512_and_si512(x.a, y.a
 LOCKSTEP_INLINE Ints bit_xor(Ints x, Ints y) { return {_mm512_xor_si512(x.a, y.a)}; }
 LOCKSTEP_INLINE Ints bit_merge(Ints x, Ints y, Ints mask) { return {_mm512_ternarylogic_epi32(x.a, y.a, mask.a, 0xF8)}; }
 LOCKSTEP_INLINE Ints max_int(Ints x, Ints y) { return {_mm512_maskz_max_epi32(0xFFFF, x.a, y.a)}; }
+LOCKSTEP_INLINE std::int32_t max_of_eight(__m256i x) {
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xB1)));
+}
+LOCKSTEP_INLINE void store_sums_of_eight(std::int32_t* p, __m256i x, __m256i y) {
+  const __m256i pairs = _mm256_hadd_epi32(x, y);  // two of x, two of y, in each half
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_hadd_epi32(four, four));
+}
+LOCKSTEP_INLINE __m256i low_half(Ints x) { return _mm512_maskz_extracti64x4_epi64(0xFF, x.a, 0); }
+LOCKSTEP_INLINE __m256i high_half(Ints x) { return _mm512_maskz_extracti64x4_epi64(0xFF, x.a, 1); }
+LOCKSTEP_INLINE std::int32_t max_lane(Ints x) { return max_of_eight(_mm256_max_epi32(low_half(x), high_half(x))); }
+LOCKSTEP_INLINE void store_sums(std::int32_t* p, Ints x, Ints y) {
+  store_sums_of_eight(p, _mm256_add_epi32(low_half(x), high_half(x)), _mm256_add_epi32(low_half(y), high_half(y)));
+}
 template <int N>
 LOCKSTEP_INLINE Ints shift_left(Ints x) {
   return {_mm512_maskz_slli_epi32(0xFFFF, x.a, N)};

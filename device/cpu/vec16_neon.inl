@@ -102,6 +102,12 @@ LOCKSTEP_INLINE Ints bit_merge(Ints x, Ints y, Ints mask) {
 #undef LOCKSTEP_MERGE
 }
 LOCKSTEP_INLINE Ints max_int(Ints x, Ints y) { return {LOCKSTEP_EACH2(vmaxq_s32, x, y)}; }
+LOCKSTEP_INLINE std::int32_t max_lane(Ints x) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.a, x.b), vmaxq_s32(x.c, x.d))); }
+LOCKSTEP_INLINE std::int32_t sum_of_lanes(Ints x) { return vaddvq_s32(vaddq_s32(vaddq_s32(x.a, x.b), vaddq_s32(x.c, x.d))); }
+LOCKSTEP_INLINE void store_sums(std::int32_t* p, Ints x, Ints y) {
+  p[0] = sum_of_lanes(x);
+  p[1] = sum_of_lanes(y);
+}
 template <int N>
 LOCKSTEP_INLINE Ints shift_left(Ints x) {
   return {vshlq_n_s32(x.a, N), vshlq_n_s32(x.b, N), vshlq_n_s32(x.c, N), vshlq_n_s32(x.d, N)};

@@ -111,6 +111,16 @@ LOCKSTEP_BINARY(bit_xor, x ^ y)
 LOCKSTEP_BINARY(max_int, static_cast<std::int32_t>(x) > static_cast<std::int32_t>(y) ? x : y)
 LOCKSTEP_BINARY(equal_int, x == y ? 0xFFFFFFFFu : 0u)
 #undef LOCKSTEP_BINARY
+LOCKSTEP_INLINE std::int32_t max_lane(Ints a) {
+  std::int32_t most = a.v[0];
+  LOCKSTEP_LANES most = a.v[i] > most ? a.v[i] : most;
+  return most;
+}
+/// p[0] is the sum of the lanes of a, p[1] of b; they must fit.
+LOCKSTEP_INLINE void store_sums(std::int32_t* p, Ints a, Ints b) {
+  p[0] = p[1] = 0;
+  LOCKSTEP_LANES p[0] += a.v[i], p[1] += b.v[i];
+}
 LOCKSTEP_INLINE Ints bit_merge(Ints a, Ints b, Ints mask) {  // a, and what b has under the mask
   LOCKSTEP_LANES a.v[i] |= b.v[i] & mask.v[i];
   return a;

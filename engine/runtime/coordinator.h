@@ -122,6 +122,7 @@ class Coordinator : public Engine {
     ChoiceState* state = nullptr;
     std::size_t selection = 0;  // index in plan_.selections, where there is one
     std::size_t scored = 0;     // the prompt token that the row scores; 0: a token is sampled from it
+    bool wants_more = false;    // candidates
   };
   std::vector<Sample> samples_;       // [logit rows of this step]
   std::vector<LogitRow> logit_rows_;  // likewise

@@ -72,7 +72,11 @@ bool Coordinator::sample_row(std::size_t row, const ChoiceState& state, const Sa
     case RowWants::kSelection: {
       const SelectedRow& selected = result_.selections[logit_rows_[row].selection];
       const std::size_t scored = logit_rows_[row].scored;
-      if (scored == 0) return sampler_.select(selected, state.params(), context, sample);
+      if (scored == 0) {
+        const Sampler::Selected found = sampler_.select(selected, state.params(), context, sample);
+        logit_rows_[row].wants_more = found == Sampler::Selected::kTooFew;
+        return found == Sampler::Selected::kYes;
+      }
       return sampler_.score(selected, state.group->request.prompt[scored], std::max(state.params().logprobs, 0), sample);
     }
   }
@@ -91,7 +95,7 @@ Sample Coordinator::sample_logits(std::span<const float> logits, const ChoiceSta
   return sampler_.sample(checked_row(logits), state.params(), context);
 }
 
-/// The candidates of these rows were not enough: the next step asks for more.
+/// What is known of these rows was not enough. Where candidates were missing, the next step asks for more.
 void Coordinator::sample_fetched_rows() {
   fetch_plan_.kind = StepKind::kFetch;
   counters_.fetched_rows += fetch_plan_.fetched.size();
@@ -111,6 +115,7 @@ void Coordinator::sample_fetched_rows() {
     }
     const std::size_t num_tokens = state.group->request.prompt.size() + state.choice->tokens.size();
     samples_[row] = sample_logits(fetched_.logits[i], state, context_of(state, num_tokens));
+    if (!logit_rows_[row].wants_more) continue;
     state.needs_rows = state.num_candidates >= device::kMaxCandidates;
     state.num_candidates = std::min(4 * state.num_candidates, device::kMaxCandidates);
   }

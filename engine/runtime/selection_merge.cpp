@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "device/cpu/row_sketch.h"
 #include "device/cpu/vocabulary_sum.h"
 
 namespace lockstep::engine {
@@ -126,7 +127,9 @@ void SelectionMerge::merge(std::span<const std::byte> gathered, std::span<const 
     if (rows[row].log_sum != device::LogSum::kNone) to.log_mass = sum(row, &SelectionLayout::Row::log_sums);
     for (std::size_t rank = 0; rank < shares_.size(); ++rank) {
       if (shares_[rank].size() == 0) continue;
-      to.finite = to.finite && read_at<std::uint32_t>(of_rank_[rank], layouts_[rank].flags_offset() + row * sizeof(std::uint32_t)) != 0;
+      const auto flags = read_at<std::uint32_t>(of_rank_[rank], layouts_[rank].flags_offset() + row * sizeof(std::uint32_t));
+      to.finite = to.finite && (flags & device::kIsFinite) != 0;
+      if ((flags & device::kIsSketched) != 0) to.mass_error = device::kMassError;
     }
   }
   const std::span<const SelectedRow::Candidate> all(candidates_);

@@ -38,7 +38,7 @@ void CandidateOrder::sort_up_to(std::size_t count) {
 }
 
 void CandidateOrder::select_first(std::size_t count) {
-  device::first_candidates(logits_, count, isa_, keys_);
+  device::first_candidates(logits_, count, {}, isa_, keys_);
   std::sort(keys_.begin(), keys_.end());
   num_sorted_ = keys_.size();
 }

@@ -47,6 +47,7 @@ class KeptTokens {
     count_ = count;
     mass_ = mass;
     if ((cuts_mass || cuts_weight) && !cut(count, cuts_mass ? static_cast<double>(params_.top_p) * mass : mass)) return false;
+    num_cut_ = count_;
     return params_.typical_p >= 1.0f || keep_typical();
   }
 
@@ -67,6 +68,8 @@ class KeptTokens {
   }
 
   std::size_t count() const { return count_; }
+  /// What top_k, top_p and min_p kept.
+  std::size_t num_cut() const { return num_cut_; }
   double mass() const { return mass_; }
   /// The i-th that is kept.
   bool get(std::size_t i, RankedLogit& logit) { return row_.get(is_prefix_ ? i : places_[i], logit); }
@@ -152,6 +155,7 @@ class KeptTokens {
   double scale_;
   float maximum_ = 0.0f;
   std::size_t count_ = 0;
+  std::size_t num_cut_ = 0;
   double mass_ = 0.0;
   bool is_prefix_ = true;
   std::vector<std::size_t> places_;  // where it is not: of those that are kept, ascending

@@ -76,7 +76,7 @@ class WholeRow {
 /// A row of which the first candidates and the sum are known.
 class PartOfRow {
  public:
-  explicit PartOfRow(const SelectedRow& row) : row_(row) {}
+  PartOfRow(const SelectedRow& row, double mass) : row_(row), mass_(mass) {}
   std::size_t vocab_size() const { return row_.vocab_size; }
   std::size_t num_unmasked() const { return row_.vocab_size - row_.num_masked; }
   bool get(std::size_t place, RankedLogit& logit) const {
@@ -90,10 +90,11 @@ class PartOfRow {
     count = static_cast<std::size_t>(behind - row_.candidates.begin());
     return count < row_.candidates.size() || count == row_.vocab_size;
   }
-  double sum_of_all(float, double) const { return row_.mass; }
+  double sum_of_all(float, double) const { return mass_; }
 
  private:
   const SelectedRow& row_;
+  double mass_;
 };
 
 float logprob_of(float logit, double log_sum) { return static_cast<float>(static_cast<double>(logit) - log_sum); }
@@ -137,23 +138,38 @@ Sample Sampler::sample(std::span<const float> logits, const SamplingParams& para
   return sample;
 }
 
-bool Sampler::select(const SelectedRow& row, const SamplingParams& params, const SamplingContext& context, Sample& sample) {
+/// A larger mass never moves the draw to an earlier candidate: it keeps as many or more, of which the same uniform number falls on the same
+/// one or a later one. So where the least and the most that the mass may be give one candidate, the exact mass gives it too. typical_p
+/// chooses among those that are kept, so their number has to be clear.
+Sampler::Selected Sampler::select(const SelectedRow& row, const SamplingParams& params, const SamplingContext& context, Sample& sample) {
   if (row.num_masked == row.vocab_size || !row.finite) {
     sample.error = changes_error(row.num_masked == row.vocab_size);
-    return true;
+    return Selected::kYes;
   }
-  if (row.candidates.empty()) return false;
+  if (row.candidates.empty()) return Selected::kTooFew;
   std::uint32_t chosen = row.candidates.front().id;
   if (!params.greedy()) {
-    PartOfRow part(row);
-    KeptTokens kept(part, params);
-    if (!kept.keep() || !kept.draw(sampling_uniform(params.seed, context.choice, context.position), chosen)) return false;
+    const double uniform = sampling_uniform(params.seed, context.choice, context.position), error = row.mass * row.mass_error;
+    const auto draw = [&](double mass, std::uint32_t& id, std::size_t& num_cut) {
+      PartOfRow part(row, mass);
+      KeptTokens kept(part, params);
+      if (!kept.keep() || !kept.draw(uniform, id)) return false;
+      num_cut = kept.num_cut();
+      return true;
+    };
+    std::size_t most_cut = 0, least_cut = 0;
+    if (!draw(row.mass + error, chosen, most_cut)) return Selected::kTooFew;
+    if (error > 0.0) {
+      std::uint32_t of_least = chosen;
+      if (!draw(row.mass - error, of_least, least_cut)) return Selected::kTooFew;
+      if (of_least != chosen || (params.typical_p < 1.0f && least_cut != most_cut)) return Selected::kUnclear;
+    }
   }
   sample.token = static_cast<std::int32_t>(chosen);
-  if (params.logprobs < 0) return true;
+  if (params.logprobs < 0) return Selected::kYes;
   const auto found = std::find_if(row.candidates.begin(), row.candidates.end(), [&](const auto& entry) { return entry.id == chosen; });
   add_logprobs(row, found->unchanged, params.logprobs, sample);
-  return true;
+  return Selected::kYes;
 }
 
 Sample Sampler::score(std::span<const float> logits, std::int32_t token, std::int32_t count) {

@@ -36,13 +36,19 @@ class Sampler {
   /// @param logits  [vocab_size] fp32
   Sample sample(std::span<const float> logits, const SamplingParams& params, const SamplingContext& context);
 
-  /// The same token and log-probabilities from what is known of the row, as selection_row() asked for it.
-  /// @return false: that is not enough, and `sample` is left alone; sample() with the row itself gives the answer.
-  bool select(const SelectedRow& row, const SamplingParams& params, const SamplingContext& context, Sample& sample);
+  /// Whether what is known of a row was enough; if not, sample() with the row itself gives the answer.
+  enum class Selected : std::uint8_t {
+    kYes,
+    kTooFew,   // candidates
+    kUnclear,  // the draw depends on how the mass is rounded: it is known nearly, not exactly
+  };
+  /// The same token and log-probabilities from what is known of the row, as selection_row() asked for it. `sample` is left alone where that
+  /// is not enough.
+  Selected select(const SelectedRow& row, const SamplingParams& params, const SamplingContext& context, Sample& sample);
 
   /// The log-probabilities of `token`, and of the `count` best, whatever would be sampled.
   Sample score(std::span<const float> logits, std::int32_t token, std::int32_t count);
-  /// The same from what is known of the row, as scored_row() asked for it. @return false: that is not enough, as with select()
+  /// The same from what is known of the row, as scored_row() asked for it. @return false: that is not enough
   bool score(const SelectedRow& row, std::int32_t token, std::int32_t count, Sample& sample);
 
   /// The candidates that are left for the draw, with their probabilities, in their order. What sample() draws from; for tests and for those

@@ -20,6 +20,7 @@ struct SelectedRow {
   bool finite = true;                     // all that are not masked, after the changes
   std::span<const Candidate> candidates;  // the first of the changed row, in their order; as many as are known
   double mass = 0.0;                      // sum of the exponentials of the changed row, where it was asked for
+  double mass_error = 0.0;                // the part of itself that it may be off by; 0: it is exact
   std::span<const Candidate> best;        // the first of the row as it is
   float maximum = 0.0f;                   // of the row as it is
   double log_mass = 0.0;                  // sum of its exponentials at scale 1, where it was asked for

@@ -48,6 +48,45 @@ TEST(StepProgram, NeedsNoBarrierForCopiesForSeparatePartsAndForAThreadsOwnShare)
   EXPECT_EQ(barriers_of({{{&x, Use::kWritePart, &shares}}, {{&x, Use::kWritePart, &other_shares}}, {{&x, Use::kRead, &shares}}}), 1u);
 }
 
+TEST(StepProgram, LetsThreadsArriveOnlyBeforeAnOpThatWaitsItself) {
+  const auto meetings_of = [](Use write, Use read) {
+    ThreadPool pool(2);
+    StepProgram program;
+    program.add(std::array<Access, 1>{{{&x, write}}}, [](std::size_t) {});
+    program.add(std::array<Access, 1>{{{&x, read}}}, [](std::size_t) {});
+    program.run(pool);
+    return std::pair(program.barriers(), program.arrivals());
+  };
+  EXPECT_EQ(meetings_of(Use::kWritePart, Use::kReadAwaited), std::pair(std::size_t{0}, std::size_t{1}));
+  EXPECT_EQ(meetings_of(Use::kWrite, Use::kReadAwaited), std::pair(std::size_t{1}, std::size_t{0})) << "who wrote what is not known";
+  EXPECT_EQ(meetings_of(Use::kWriteCopy, Use::kReadAwaited), std::pair(std::size_t{1}, std::size_t{0}));
+  EXPECT_EQ(meetings_of(Use::kRead, Use::kReadAwaited), std::pair(std::size_t{0}, std::size_t{0}));
+  EXPECT_EQ(barriers_of({{{&x, Use::kWritePart}}, {{&x, Use::kReadAwaited}}, {{&x, Use::kRead}}}), 1u) << "who does not wait itself";
+  EXPECT_EQ(barriers_of({{{&x, Use::kReadAwaited}}, {{&x, Use::kWritePart}}}), 1u);
+}
+
+TEST(StepProgram, LetsAThreadThatWaitsForTheOthersSeeWhatTheyWrote) {
+  for (const std::size_t threads : {1, 2, 3, 9}) {
+    ThreadPool pool(threads);
+    StepProgram program;
+    std::vector<std::size_t> values(threads, 0), sums(threads, 0);
+    for (std::size_t round = 1; round <= 300; ++round) {
+      for (int op = 0; op < 3; ++op) {
+        program.add(std::array<Access, 1>{{{&x, Use::kWritePart}}}, [&values](std::size_t thread) { ++values[thread]; });
+        program.add(std::array<Access, 1>{{{&x, Use::kReadAwaited}}}, [&values, &sums, &pool](std::size_t thread) {
+          if (thread % 2 == 1) return;  // needs nothing of the others
+          pool.await_others(thread);
+          sums[thread] = std::accumulate(values.begin(), values.end(), std::size_t{0});
+        });
+        program.add(std::array<Access, 1>{{{&x, Use::kWrite}}}, [](std::size_t) {});
+      }
+      program.run(pool);
+      ASSERT_EQ(program.arrivals(), 3u);
+      for (std::size_t thread = 0; thread < threads; thread += 2) ASSERT_EQ(sums[thread], 3 * round * threads) << threads << " threads";
+    }
+  }
+}
+
 TEST(StepProgram, LetsEveryThreadSeeWhatTheOthersWroteBeforeABarrier) {
   for (const std::size_t threads : {1, 2, 3, 9}) {
     ThreadPool pool(threads);

@@ -7,6 +7,8 @@
 
 #include <gtest/gtest.h>
 
+#include "device/cpu/row_sketch.h"
+#include "device/cpu/vocabulary_sum.h"
 #include "simt/simt.h"
 #include "tests/simt/device_rows.h"
 
@@ -73,6 +75,33 @@ Found unpack(const Scene& scene, std::vector<float> maxima, std::span<const std:
   return found;
 }
 
+/// What the CPU device knows of the mass only nearly, as it would be exactly.
+void make_exact(const Scene& scene, Found& found) {
+  SelectionLayout layout;
+  layout.reset(scene.rows, scene.columns, scene.runs.size());
+  std::span<const LogitChange> changes = scene.changes;
+  for (std::size_t index = 0; index < scene.rows.size(); ++index) {
+    const SelectionRow& row = scene.rows[index];
+    const auto begin = scene.logits.begin() + static_cast<std::ptrdiff_t>(row.row * scene.columns);
+    std::vector<float> logits(begin, begin + static_cast<std::ptrdiff_t>(scene.columns));
+    for (const LogitChange& change : changes.first(row.num_changes)) logits[change.id] = changed(logits[change.id], change);
+    changes = changes.subspan(row.num_changes);
+    if ((found.flags[index] & kIsSketched) == 0) continue;
+    found.flags[index] &= ~kIsSketched;
+    double* sums = found.sums.data() + layout.rows()[index].sums;
+    double sketched = 0.0, exact = 0.0;
+    for (std::size_t run = 0; run < scene.runs.size(); ++run) {
+      const std::size_t first = (scene.runs[run].begin - scene.runs.front().begin) * kVocabularySegment;
+      const std::size_t count = std::min<std::size_t>(scene.runs[run].size * kVocabularySegment, scene.columns - first);
+      sketched += sums[run];
+      sums[run] =
+          sum_of_exponentials(std::span<const float>(logits).subspan(first, count), found.maxima[2 * index], row.scale, Isa::kPortable);
+      exact += sums[run];
+    }
+    EXPECT_NEAR(sketched, exact, kMassError * exact);
+  }
+}
+
 Found on_cpu(const Scene& scene) {
   const std::unique_ptr<Device> device = make_cpu_device({1});
   const reference::OwnedMatrix logits = reference::upload(*device, scene.logits, scene.columns);
@@ -84,7 +113,9 @@ Found on_cpu(const Scene& scene) {
   device->finish_selection(logits.matrix, selection, 1, maxima.data());
   std::vector<std::byte> bytes(std::size_t{1} << 16);
   device->read_selection(bytes);
-  return unpack(scene, maxima, bytes);
+  Found found = unpack(scene, maxima, bytes);
+  make_exact(scene, found);
+  return found;
 }
 
 class CudaSelectionTest : public ::testing::Test {

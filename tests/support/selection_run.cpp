@@ -123,7 +123,7 @@ std::vector<SelectionOutcome> run_rank(device::Device& device, comm::Communicato
   for (std::size_t i = 0; i < selected.size(); ++i) {
     SelectionOutcome& outcome = outcomes[rows[i].row];
     const SelectionCase& of = cases[rows[i].row];
-    outcome.is_enough = sampler.select(selected[i], of.params, of.context(), outcome.sample);
+    outcome.is_enough = sampler.select(selected[i], of.params, of.context(), outcome.sample) == engine::Sampler::Selected::kYes;
   }
   return outcomes;
 }

@@ -134,6 +134,54 @@ TEST(Sampler, TopPKeepsACandidateWhileTheMassBeforeItIsBelowP) {
   EXPECT_EQ(kept_ids(sampler, logits, params_with(1.0f, 2, 0.63f)).size(), 2u);
 }
 
+/// What rank 0 would know of a row whose mass is `part` of the exact one.
+struct NearlyKnownRow {
+  SelectedRow row;
+  std::vector<SelectedRow::Candidate> candidates;
+  NearlyKnownRow(const std::vector<float>& logits, const SamplingParams& params, double part, double error) {
+    CandidateOrder order;
+    order.reset(logits);
+    for (std::size_t place = 0; place < 64; ++place) candidates.push_back({logits[order[place]], logits[order[place]], order[place]});
+    row.vocab_size = logits.size();
+    row.candidates = candidates;
+    row.mass =
+        part * device::sum_of_exponentials(logits, logits[order[0]], 1.0 / static_cast<double>(params.temperature), device::Isa::kPortable);
+    row.mass_error = error;
+  }
+};
+
+TEST(Sampler, AMassThatIsNearlyKnownGivesTheTokenOfTheExactOneOrNone) {
+  constexpr double kError = 0x1p-6;  // large, so that it matters now and then
+  Sampler sampler;
+  std::mt19937 random(4);
+  std::size_t yes = 0, unclear = 0, wrong_without = 0;
+  for (unsigned seed = 0; seed < 2000; ++seed) {
+    const std::vector<float> logits = random_logits(600, seed, 4.0f);
+    SamplingParams params = params_with(0.7f, 0, seed % 3 == 0 ? 1.0f : 0.8f, seed % 3 == 2 ? 0.01f : 0.0f);
+    if (seed % 5 == 0 && params.top_p < 1.0f) params.typical_p = 0.6f;
+    SamplingContext context;
+    context.position = seed;
+    const double part = 1.0 + 0.98 * kError * (2.0 * static_cast<double>(random() % 1001) / 1000.0 - 1.0);
+    const Sample exact = sampler.sample(logits, params, context);
+    Sample found;
+    const NearlyKnownRow nearly(logits, params, part, kError);
+    switch (sampler.select(nearly.row, params, context, found)) {
+      case Sampler::Selected::kYes:
+        ++yes;
+        ASSERT_EQ(found.token, exact.token) << seed;
+        break;
+      case Sampler::Selected::kUnclear: ++unclear; break;
+      case Sampler::Selected::kTooFew: break;
+    }
+    const NearlyKnownRow taken_for_exact(logits, params, part, 0.0);
+    if (sampler.select(taken_for_exact.row, params, context, found) == Sampler::Selected::kYes && found.token != exact.token)
+      ++wrong_without;
+  }
+  EXPECT_GT(yes, 1500u);
+  EXPECT_GT(unclear, 20u);
+  EXPECT_GT(wrong_without, 5u) << "else this shows nothing";
+}
+
 TEST(Sampler, MinPIsRelativeToTheBest) {
   Sampler sampler;
   const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.15f), std::log(0.05f)};

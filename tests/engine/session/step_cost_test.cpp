@@ -82,23 +82,22 @@ class StepCost : public testing::Test {
   test::TemporaryFolder folder_;
 };
 
-TEST_F(StepCost, ADecodeStepMeetsFourTimesALayerWhereTheThreadsDivideTheKvHeads) {
+TEST_F(StepCost, ADecodeStepMeetsFourTimesALayer) {
   test::TinyModel even;
   even.num_heads = 8;
   even.num_kv_heads = 4;
   even.hidden = 256;
   even.feed_forward = 256;
-  for (const device::DType dtype : {device::DType::kF32, device::DType::kQ8_0}) {
-    EXPECT_EQ(barriers(even, 3, dtype, 2) - barriers(even, 2, dtype, 2), 4u);
-    EXPECT_EQ(barriers(even, 3, dtype, 4) - barriers(even, 2, dtype, 4), 4u);
+  test::TinyModel uneven;  // 9 heads, 3 KV heads
+  uneven.feed_forward = 512;
+  for (const test::TinyModel& model : {even, uneven}) {
+    for (const device::DType dtype : {device::DType::kF32, device::DType::kQ8_0}) {
+      for (const std::size_t threads : {2, 4}) {
+        EXPECT_EQ(barriers(model, 3, dtype, threads) - barriers(model, 2, dtype, threads), 4u)
+            << model.num_kv_heads << " KV heads, " << threads << " threads";
+      }
+    }
   }
-}
-
-TEST_F(StepCost, ADecodeStepMeetsFiveTimesALayerWhereHeadsAreSpreadOverThreads) {
-  test::TinyModel uneven;  // 3 KV heads
-  uneven.feed_forward = 256;
-  EXPECT_EQ(barriers(uneven, 3, device::DType::kF32, 2) - barriers(uneven, 2, device::DType::kF32, 2), 5u);
-  EXPECT_EQ(barriers(uneven, 3, device::DType::kQ8_0, 2) - barriers(uneven, 2, device::DType::kQ8_0, 2), 5u);
 }
 
 TEST_F(StepCost, ADecodeStepAllocatesNothing) {

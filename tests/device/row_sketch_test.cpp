@@ -1,0 +1,112 @@
+#include "device/cpu/row_sketch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "device/cpu/first_candidates.h"
+#include "device/cpu/vocabulary_sum.h"
+#include "tests/device/reference.h"
+
+namespace lockstep::device {
+namespace {
+
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+
+/// Like a language model's: most of the mass may lie in a few logits, or be spread over all.
+std::vector<float> row_of_logits(std::size_t size, std::uint32_t seed, float spread, float lift, float masked_part) {
+  std::vector<float> logits = reference::random_floats(size, seed, spread);
+  std::mt19937 random(seed);
+  for (float& logit : logits) {
+    logit += 11.3f;
+    if (static_cast<float>(random() % 1000) < 1000.0f * masked_part) logit = kMasked;
+  }
+  for (std::size_t i = 0; i < size / 50 + 1; ++i) logits[random() % size] = 11.3f + spread + lift * static_cast<float>(random() % 8) / 8.0f;
+  return logits;
+}
+
+TEST(RowSketch, KnowsTheMassWithinItsError) {
+  RowSketch sketch;
+  double worst = 0.0;
+  for (const Isa isa : supported_isas()) {
+    for (const std::size_t size : {1, 5, 255, 256, 257, 4096, 49152, 50001}) {
+      for (const float spread : {0.01f, 3.0f, 20.0f, 200.0f}) {
+        for (const double temperature : {0.01, 0.3, 0.8, 1.0, 7.0, 100.0}) {
+          const std::vector<float> logits = row_of_logits(size, static_cast<std::uint32_t>(size), spread, 10.0f, size > 300 ? 0.3f : 0.0f);
+          const float top = maximum(logits, isa);
+          ASSERT_TRUE(can_sketch_mass(1.0 / temperature));
+          sketch_row(logits, top, 1.0 / temperature, isa, sketch);
+          const double exact = sum_of_exponentials(logits, top, 1.0 / temperature, isa);
+          worst = std::max(worst, std::abs(sketch.mass - exact) / exact);
+          ASSERT_LE(std::abs(sketch.mass - exact), 0.75 * kMassError * exact)
+              << isa_name(isa) << ", " << size << " ids, spread " << spread << ", temperature " << temperature;
+        }
+      }
+    }
+  }
+  RecordProperty("worst", std::to_string(worst));
+}
+
+TEST(RowSketch, KnowsTheMaximumOfEveryGroup) {
+  RowSketch sketch;
+  for (const Isa isa : supported_isas()) {
+    for (const std::size_t size : {1, 256, 1000, 2048}) {
+      const std::vector<float> logits = row_of_logits(size, 3, 5.0f, 1.0f, 0.1f);
+      std::vector<float> expected((size + kSketchChunk - 1) / kSketchChunk * kSketchLanes, kMasked);
+      for (std::size_t id = 0; id < size; ++id) {
+        float& most = expected[id / kSketchChunk * kSketchLanes + id % kSketchLanes];
+        most = std::max(most, logits[id]);
+      }
+      for (const double scale : {0.0, 1.5}) {
+        sketch_row(logits, maximum(logits, isa), scale, isa, sketch);
+        EXPECT_EQ(sketch.maxima, expected) << isa_name(isa) << ", " << size << " ids";
+      }
+    }
+  }
+}
+
+TEST(FirstCandidates, AreThoseOfTheWholeOrderWithMaximaAndWithout) {
+  RowSketch sketch;
+  std::vector<std::uint64_t> keys, all;
+  for (const Isa isa : supported_isas()) {
+    for (const std::size_t size : {1, 300, 5000, 40000}) {
+      for (int kind = 0; kind < 4; ++kind) {
+        std::vector<float> logits = row_of_logits(size, static_cast<std::uint32_t>(kind), 6.0f, 3.0f, kind == 2 ? 0.999f : 0.0f);
+        for (float& logit : logits) {
+          if (kind == 1) logit = std::round(logit - 11.0f);  // ties, zeros of both signs
+          if (kind == 3) logit = 2.0f;
+        }
+        all.clear();
+        for (std::size_t id = 0; id < size; ++id) all.push_back(candidate_key(logits[id], static_cast<std::uint32_t>(id)));
+        std::sort(all.begin(), all.end());
+        sketch_row(logits, 0.0f, 0.0, isa, sketch);
+        for (const std::size_t count : {1, 8, 64, 100, 1024}) {
+          for (const bool with_maxima : {false, true}) {
+            first_candidates(logits, count, with_maxima ? std::span<const float>(sketch.maxima) : std::span<const float>(), isa, keys);
+            std::sort(keys.begin(), keys.end());
+            const auto expected = std::span(all).first(std::min(count, size));
+            ASSERT_TRUE(std::equal(keys.begin(), keys.end(), expected.begin(), expected.end()))
+                << isa_name(isa) << ", " << count << " of " << size << " ids, kind " << kind << (with_maxima ? ", with maxima" : "");
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(FirstCandidates, ARowOfNaNsIsNoTrouble) {
+  RowSketch sketch;
+  std::vector<std::uint64_t> keys;
+  for (const Isa isa : supported_isas()) {
+    std::vector<float> logits = row_of_logits(30000, 1, 6.0f, 3.0f, 0.0f);
+    for (std::size_t id = 0; id < logits.size(); id += 1 + id % 700) logits[id] = std::nanf("");
+    sketch_row(logits, 20.0f, 1.0, isa, sketch);
+    first_candidates(logits, 64, sketch.maxima, isa, keys);
+    EXPECT_LE(keys.size(), 64u);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::device
