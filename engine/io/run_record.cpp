@@ -3,6 +3,8 @@
 #include <charconv>
 #include <fstream>
 #include <iterator>
+#include <limits>
+#include <type_traits>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -39,6 +41,18 @@ std::vector<std::uint32_t> to_fingerprints(const std::string& text) {
   throw UsageError("--resume: " + name + " was " + then + " when the job was started, and is " + now + " now");
 }
 
+/// A number that does not fit is refused: the library would turn it into another.
+template <class Number>
+void read_number(const nlohmann::json& json, const char* key, Number& number) {
+  const nlohmann::json& value = json.at(key);
+  bool fits = value.is_number_unsigned();
+  if constexpr (std::is_signed_v<Number>) {
+    fits = value.is_number_integer() && (!fits || value.get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<Number>::max()});
+  }
+  if (!fits) throw UsageError(std::string(key) + " is " + value.dump() + ", which is no whole number that it can be");
+  value.get_to(number);
+}
+
 std::string quoted(const std::string& text) { return "\"" + text + "\""; }
 
 }  // namespace
@@ -71,11 +85,11 @@ RunRecord read_run_record(const std::filesystem::path& path) {
     const auto json = nlohmann::json::parse(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
     if (json.at("format") != kFormat) throw UsageError("format is " + json.at("format").dump() + ", not " + std::to_string(kFormat));
     RunRecord record;
-    json.at("seed").get_to(record.seed);
-    json.at("start_time").get_to(record.start_time);
-    json.at("template_time").get_to(record.template_time);
+    read_number(json, "seed", record.seed);
+    read_number(json, "start_time", record.start_time);
+    read_number(json, "template_time", record.template_time);
     json.at("model_hash").get_to(record.model_hash);
-    json.at("numerics_version").get_to(record.numerics_version);
+    read_number(json, "numerics_version", record.numerics_version);
     json.at("settings").get_to(record.settings);
     json.at("input_file").get_to(record.input_file);
     if (json.contains("line_fingerprints")) {

@@ -337,6 +337,11 @@ TEST(ConfigFile, RefusesWhatIsDeep) {
   // The tree of tables that so many dots make takes more stack than there is when it goes.
   EXPECT_EQ(file_refusal("threads = 1\n" + repeated(400'000, "a.") + "a = 1\n"), "job.toml:2: the line has more than 512 dots");
   EXPECT_EQ(file_refusal("[" + repeated(513, "a.") + "a]\n"), "job.toml:1: the line has more than 512 dots");
+  EXPECT_THAT(file_refusal("thr\xc3\xa9"
+                           "ads = 1\n"),
+              HasSubstr("job.toml:1: "));
+  EXPECT_THAT(file_refusal("threads = 1\xc3\xa9\n"), HasSubstr("job.toml:1: "));
+  EXPECT_EQ(file_refusal("prompt = 'caf\xc3\xa9'  # \xc3\xa9\n"), "(accepted)");
   EXPECT_THAT(file_refusal("stop = " + repeated(100'000, "[")), HasSubstr("job.toml:1: "));
   // The deepest that gets by: every list and every line at its limit.
   const std::string key = repeated(512, "a.") + "a = ";

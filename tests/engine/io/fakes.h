@@ -38,7 +38,7 @@ class FakeTokenizer : public text::Tokenizer {
     static constexpr std::string_view kSpecial[] = {"<s>", "</s>", "<unk>"};
     if (id >= 0 && id < 3) return include_special ? kSpecial[id] : std::string_view();
     if (id == 260) return "Hi!";
-    return id < 259 ? std::string_view(bytes_ + id - 3, 1) : std::string_view();
+    return id < 259 ? std::string_view(bytes_ + (id - 3), 1) : std::string_view();
   }
   std::size_t vocab_size() const override { return 261; }
   bool is_special(TokenId id) const override { return id < 3; }
