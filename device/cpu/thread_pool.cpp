@@ -83,6 +83,10 @@ void ThreadPool::barrier(std::size_t thread) noexcept {
   publish(release_, epoch);
 }
 
+void ThreadPool::arrive(std::size_t thread) noexcept { advance(arrivals_[thread]); }
+
+void ThreadPool::await_others(std::size_t thread) noexcept { wait_for_others(arrivals_[thread].epoch.load(std::memory_order_relaxed)); }
+
 void ThreadPool::call(std::size_t thread) noexcept {
   try {
     function_(context_, thread);

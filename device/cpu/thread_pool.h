@@ -41,6 +41,11 @@ class ThreadPool {
   /// run call it equally often, so a function that throws must not be one that meets others.
   void barrier(std::size_t thread) noexcept;
 
+  /// The two halves of a barrier between which a thread may do what needs nobody: it says that it has come, and later waits for the others
+  /// to have come as far. All threads of a run arrive equally often; who needs nothing of the others need not wait.
+  void arrive(std::size_t thread) noexcept;
+  void await_others(std::size_t thread) noexcept;
+
  private:
   /// A thread's progress, alone in the cache lines that a core fetches together.
   struct alignas(128) Flag {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "tests/launcher/process.h"
 #include "tests/support/temporary_folder.h"
@@ -37,6 +38,7 @@ class ExampleModel : public testing::Test {
   }
   void TearDown() override { unsetenv("LOCKSTEP_ISA"); }
 
+  const std::string& model() const { return model_; }
   std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
 
   void run(const Row& row, Arguments arguments, const std::string& output) {
@@ -96,6 +98,23 @@ TEST_F(ExampleModel, DumpedLogitsAreTheSameBytesOnAnyNumberOfRanks) {
     if (expected.empty()) expected = contents(output);
     ASSERT_GT(expected.size(), 90u * 49152 * 4);
     EXPECT_TRUE(contents(output) == expected) << row.ranks << " ranks";
+  }
+}
+
+TEST_F(ExampleModel, ARankTakesItsWeightsItsCacheAndNoMoreThan64Mebibytes) {
+  for (const int ranks : {1, 2}) {
+    const std::string output = path(fmt::format("bench-{}.json", ranks));
+    Process job({"sh", "-c",
+                 fmt::format("exec {} bench -m '{}' -tp {} --threads 1 --kv-cache-memory 64MiB --input-len 64 --output-len 4 --num-prompts 2 "
+                             "--json > '{}'",
+                             LOCKSTEP_PROGRAM, model(), ranks, output)},
+                output);
+    ASSERT_EQ(job.wait(std::chrono::minutes(4)), 0) << job.log();
+    const nlohmann::json result = nlohmann::json::parse(contents(output));
+    ASSERT_EQ(result.at("ranks"), ranks);
+    const std::size_t weights = result.at("weight_bytes"), cache = result.at("kv_bytes"), resident = result.at("resident_bytes");
+    EXPECT_GT(resident, weights);
+    EXPECT_LE(resident, weights + cache + (std::size_t{64} << 20)) << ranks << " ranks: " << weights << " weights, " << cache << " cache";
   }
 }
 
