@@ -93,6 +93,15 @@ void choose_type(const SourceTensor& source, DType wanted, bool is_head, Quantis
   choose(type, reason);
 }
 
+/// Divisors of rotary frequencies say what model it is, as metadata do: they are there as soon as the header is.
+SourceTensor copy_of(const StoredTensor& tensor, const WeightSource& weights) {
+  if (!tensor.name.starts_with("rope_f") || tensor.dtype != DType::kF32)
+    return {.name = tensor.name, .shape = tensor.shape, .runs = {{&tensor, 0, tensor.rows(), 0}}};
+  std::vector<float> values(tensor.rows() * tensor.columns());
+  weights.read(tensor, 0, std::as_writable_bytes(std::span(values)));
+  return {.name = tensor.name, .shape = tensor.shape, .values = std::move(values)};
+}
+
 Plan make_plan(const QuantiseOptions& options) {
   Plan plan;
   plan.model = open_model(options.model);
@@ -102,8 +111,7 @@ Plan make_plan(const QuantiseOptions& options) {
     plan.metadata.erase_prefix("split.");
     const WeightSource& weights = *plan.model.weights;
     if (!weights.unsupported().empty()) weights.find(weights.unsupported().front().name);  // says what is wrong with it
-    for (const StoredTensor& tensor : weights.tensors())
-      plan.tensors.push_back({.name = tensor.name, .shape = tensor.shape, .runs = {{&tensor, 0, tensor.rows(), 0}}});
+    for (const StoredTensor& tensor : weights.tensors()) plan.tensors.push_back(copy_of(tensor, weights));
   } else {
     FolderAsGguf folder = folder_as_gguf(plan.model);
     plan.metadata = std::move(folder.metadata);

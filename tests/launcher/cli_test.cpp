@@ -206,7 +206,7 @@ TEST(CommandLine, QuantizeTakesTwoFilesAndAType) {
   EXPECT_EQ(compared.window, 64);
   EXPECT_THAT(refusal({"quantize", "a", "b", "--window", "64"}), HasSubstr("--window and --stride need --perplexity"));
   EXPECT_THAT(refusal({"quantize", "a", "b", "c"}), HasSubstr("'c' is not a flag"));
-  EXPECT_THAT(refusal({"quantize", "a", "b", "--type", "Q3_K"}), HasSubstr("'Q3_K' is none of F16, Q8_0, Q4_0, Q4_K, Q6_K"));
+  EXPECT_THAT(refusal({"quantize", "a", "b", "--type", "Q3_K"}), HasSubstr("'Q3_K' is none of F32, BF16, F16, Q8_0, Q4_0, Q4_K, Q6_K"));
   EXPECT_THAT(refusal({"quantize", "a", "b", "--seed", "1"}), HasSubstr("--seed is not for lockstep quantize"));
 }
 
