@@ -35,8 +35,8 @@ struct TilePlace {
   std::size_t first_column;
 };
 
-/// One token reads weights as fast as the memory gives them, and then a core that computes between its loads asks for too little at once: its
-/// prefetchers end at each 4 KiB. So lines are asked for ahead, over the end of a weight too: what follows there is the next one of the step.
+/// One token reads weights as fast as memory gives them: a core that computes between its loads asks for too little at once, and its own
+/// prefetchers end at each 4 KiB. So lines are asked for ahead, over the end of a weight too: the next one of the step follows there.
 template <std::size_t kBytes>
 LOCKSTEP_INLINE void prefetch_stream(const std::byte* p) {
   constexpr std::size_t kAhead = 2048;

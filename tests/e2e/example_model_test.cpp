@@ -104,11 +104,12 @@ TEST_F(ExampleModel, DumpedLogitsAreTheSameBytesOnAnyNumberOfRanks) {
 TEST_F(ExampleModel, ARankTakesItsWeightsItsCacheAndNoMoreThan64Mebibytes) {
   for (const int ranks : {1, 2}) {
     const std::string output = path(fmt::format("bench-{}.json", ranks));
-    Process job({"sh", "-c",
-                 fmt::format("exec {} bench -m '{}' -tp {} --threads 1 --kv-cache-memory 64MiB --input-len 64 --output-len 4 --num-prompts 2 "
-                             "--json > '{}'",
-                             LOCKSTEP_PROGRAM, model(), ranks, output)},
-                output);
+    Process job(
+        {"sh", "-c",
+         fmt::format("exec {} bench -m '{}' -tp {} --threads 1 --kv-cache-memory 64MiB --input-len 64 --output-len 4 --num-prompts 2 "
+                     "--json > '{}'",
+                     LOCKSTEP_PROGRAM, model(), ranks, output)},
+        output);
     ASSERT_EQ(job.wait(std::chrono::minutes(4)), 0) << job.log();
     const nlohmann::json result = nlohmann::json::parse(contents(output));
     ASSERT_EQ(result.at("ranks"), ranks);
