@@ -209,40 +209,50 @@ TEST(Attention, IsCloseToTheFormulaInDoublePrecision) {
   RecordProperty("largest_difference", std::to_string(largest));
 }
 
-TEST(Attention, GivesTheSameBitsForEveryChunkingBatchInstructionSetAndThreadCount) {
-  for (const Case& c : cases()) {
-    const Scene scene(c, {3, 130, 65, 300});
-    const auto plain = make_cpu_device({1, Isa::kPortable});
-    const auto expected = run_scene(scene, *plain, 512, false);
-    for (const CpuOptions& options : all_options()) {
-      const auto device = make_cpu_device(options);
-      for (const std::size_t chunk : {1, 7, 64, 512}) {
-        if (options.isa == Isa::kPortable && chunk < 64) continue;
-        const auto outputs = run_scene(scene, *device, chunk, true);
-        for (std::size_t i = 0; i < outputs.size(); ++i) {
-          EXPECT_EQ(count_different(outputs[i], expected[i]), 0u)
-              << device->description() << " head_dim " << c.head_dim << " chunk " << chunk << " sequence " << i;
-        }
-      }
+/// Each a test of its own: under the sanitizers one takes long.
+class AttentionOf : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(AttentionOf, GivesTheSameBitsForEveryChunkingBatchInstructionSetAndThreadCount) {
+  const Scene scene(cases().at(GetParam()), {3, 130, 65, 300});
+  const auto plain = make_cpu_device({1, Isa::kPortable});
+  const auto expected = run_scene(scene, *plain, 512, false);
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    for (const std::size_t chunk : {1, 7, 64, 512}) {
+      if (options.isa == Isa::kPortable && chunk < 64) continue;
+      const auto outputs = run_scene(scene, *device, chunk, true);
+      for (std::size_t i = 0; i < outputs.size(); ++i)
+        EXPECT_EQ(count_different(outputs[i], expected[i]), 0u) << device->description() << " chunk " << chunk << " sequence " << i;
     }
   }
 }
 
-TEST(Attention, SpreadsOneLongSequenceOverThreadsWithoutChangingABit) {
-  const Scene floats({3, 1, 64, 16, DType::kF16, 0}, {1500});
-  const Scene int8({3, 1, 64, 16, DType::kF16, 0, 0.0f, false, KvQuantisation::kInt8}, {1500});
-  const Scene float8({3, 1, 64, 16, DType::kF16, 0, 0.0f, false, KvQuantisation::kFloat8}, {1500});
-  const Scene longer({9, 1, 16, 16, DType::kF16, 0}, {4500});  // more spans than a block of queries has room for
-  for (const Scene* scene : {&floats, &int8, &float8, &longer}) {
-    const std::size_t length = scene->lengths[0];
-    const auto expected = run_scene(*scene, *make_cpu_device({1}), length, true);
-    for (const CpuOptions& options : all_options()) {
-      if (options.isa == Isa::kPortable) continue;
-      const auto outputs = run_scene(*scene, *make_cpu_device(options), length - 1, true);  // the last token is a decode step
-      EXPECT_EQ(count_different(outputs[0], expected[0]), 0u) << length << " keys, " << name_of(scene->shape.quantised);
-    }
+INSTANTIATE_TEST_SUITE_P(EveryShape, AttentionOf, testing::Range(std::size_t{0}, cases().size()));
+
+struct LongSequence {
+  Case shape;
+  std::size_t length;
+};
+
+class AttentionOfOneLongSequence : public testing::TestWithParam<LongSequence> {};
+
+TEST_P(AttentionOfOneLongSequence, IsSpreadOverThreadsWithoutChangingABit) {
+  const auto& [shape, length] = GetParam();
+  const Scene scene(shape, {length});
+  const auto expected = run_scene(scene, *make_cpu_device({1}), length, true);
+  for (const CpuOptions& options : all_options()) {
+    if (options.isa == Isa::kPortable) continue;
+    const auto outputs = run_scene(scene, *make_cpu_device(options), length - 1, true);  // the last token is a decode step
+    EXPECT_EQ(count_different(outputs[0], expected[0]), 0u) << length << " keys, " << name_of(shape.quantised);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(EveryCache, AttentionOfOneLongSequence,
+                         testing::Values(LongSequence{{3, 1, 64, 16, DType::kF16, 0}, 1500},
+                                         LongSequence{{3, 1, 64, 16, DType::kF16, 0, 0.0f, false, KvQuantisation::kInt8}, 1500},
+                                         LongSequence{{3, 1, 64, 16, DType::kF16, 0, 0.0f, false, KvQuantisation::kFloat8}, 1500},
+                                         // more spans than a block of queries has room for
+                                         LongSequence{{9, 1, 16, 16, DType::kF16, 0}, 4500}));
 
 TEST(Attention, ALayerGoesByItsOwnBlockTable) {
   const Scene scene({9, 3, 64, 16, DType::kF16, 0}, {3, 130, 65});
