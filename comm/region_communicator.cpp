@@ -49,7 +49,7 @@ RegionCommunicator::RegionCommunicator(std::shared_ptr<SharedRegion> region, int
       rank_(rank),
       size_(region_->size()),
       deadline_(options.deadline),
-      spin_(options.own_processors ? device::Spin::kPause : device::Spin::kYield),
+      spin_(options.own_processors ? device::Spin::kLong : device::Spin::kShort),
       name_(name) {
   region_->status(rank_).attached.store(1, std::memory_order_release);
 }

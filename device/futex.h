@@ -3,7 +3,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <thread>
 
 namespace lockstep::device {
 
@@ -23,16 +22,17 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept;
 /// How a thread waits before it sleeps. A sleep and its wake cost 5 us on a bare machine but 40 to 60 on a virtual one, several times what
 /// the threads of a step are apart.
 enum class Spin {
-  kPause,  // it has a processor of its own: nobody else could use it
-  kYield,  // a peer may need the processor to get where this one waits for it
+  kLong,   // it has a processor of its own: nobody else of the job could use it
+  kShort,  // a peer may need the processor to get where this one waits for it. To yield instead is worse: next to a busy process it costs a
+           // slice of time each time
 };
 
-/// Looks until `ready()` holds, for half a millisecond at most; measured in time because a pause takes 10 ns on one processor and 50 on
-/// another. Returns whether it holds.
+/// Looks until `ready()` holds, for half a millisecond or 4 us at most; measured in time because a pause takes 10 ns on one processor and
+/// 50 on another. Returns whether it holds.
 template <class Ready>
 bool spin_until(const Ready& ready, Spin spin) noexcept {
   using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::microseconds kLongest{500};
+  const std::chrono::microseconds longest(spin == Spin::kLong ? 500 : 4);
   constexpr int kLooks = 64;  // between two looks at the clock
   for (Clock::time_point end{};;) {
     for (int look = 0; look < kLooks; ++look) {
@@ -41,11 +41,10 @@ bool spin_until(const Ready& ready, Spin spin) noexcept {
     }
     const Clock::time_point now = Clock::now();
     if (end == Clock::time_point{}) {
-      end = now + kLongest;
+      end = now + longest;
     } else if (now >= end) {
       return ready();
     }
-    if (spin == Spin::kYield) std::this_thread::yield();
   }
 }
 
