@@ -234,6 +234,8 @@ struct LongSequence {
   std::size_t length;
 };
 
+void PrintTo(const LongSequence& sequence, std::ostream* out) { *out << sequence.length << "_" << name_of(sequence.shape.quantised); }
+
 class AttentionOfOneLongSequence : public testing::TestWithParam<LongSequence> {};
 
 TEST_P(AttentionOfOneLongSequence, IsSpreadOverThreadsWithoutChangingABit) {
