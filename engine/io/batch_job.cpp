@@ -62,15 +62,10 @@ std::map<std::string, std::string> all_settings(const BatchOptions& options, con
 }
 
 RunRecord new_record(const BatchOptions& options, const BatchModel& model) {
-  RunRecord record;
+  RunRecord record = record_of_new_job(options, all_settings(options, model));
   record.seed = options.seed ? *options.seed : draw_seed();
   record.start_time = choose_start_time(options);
   record.template_time = record.start_time;
-  record.model_hash = options.model_hash;
-  record.numerics_version = options.numerics_version;
-  record.settings = all_settings(options, model);
-  record.input_file = options.input_file.string();
-  record.line_fingerprints = read_fingerprints(options);
   return record;
 }
 
@@ -80,8 +75,7 @@ RunRecord old_record(const BatchOptions& options, const BatchModel& model) {
     throw UsageError("--resume: seed was " + std::to_string(record.seed) + " when the job was started, and is " +
                      std::to_string(*options.seed) + " now");
   }
-  check_same_settings(record, options.model_hash, options.numerics_version, all_settings(options, model), false);
-  check_same_input(options, record);
+  check_same_job(options, record, all_settings(options, model));
   return record;
 }
 

@@ -134,6 +134,21 @@ void refuse_changed_line(const JobOptions& options, std::uint64_t number) {
                    " is not what it was when the job was started");
 }
 
+RunRecord record_of_new_job(const JobOptions& options, std::map<std::string, std::string> settings) {
+  RunRecord record;
+  record.model_hash = options.model_hash;
+  record.numerics_version = options.numerics_version;
+  record.settings = std::move(settings);
+  record.input_file = options.input_file.string();
+  record.line_fingerprints = read_fingerprints(options);
+  return record;
+}
+
+void check_same_job(const JobOptions& options, const RunRecord& record, const std::map<std::string, std::string>& settings) {
+  check_same_settings(record, options.model_hash, options.numerics_version, settings, false);
+  check_same_input(options, record);
+}
+
 void check_same_input(const JobOptions& options, const RunRecord& record) {
   if (!record.line_fingerprints || !can_be_read_twice(options)) return;
   LineReader reader(options.input_file, options.max_line_bytes);

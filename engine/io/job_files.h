@@ -57,6 +57,11 @@ Journal open_journal(const JobOptions& options, JobStart start, const RunRecord&
 /// The fingerprints of all request lines; absent where the input can not be read twice.
 std::optional<std::vector<std::uint32_t>> read_fingerprints(const JobOptions& options);
 
+/// The record of a job that starts now. @param settings  all that may change an answer's bits: options.settings and the subcommand's own
+RunRecord record_of_new_job(const JobOptions& options, std::map<std::string, std::string> settings);
+/// That a job may go on from `record`: same model, settings and input. @throws UsageError that names the first difference.
+void check_same_job(const JobOptions& options, const RunRecord& record, const std::map<std::string, std::string>& settings);
+
 /// Compares the input with what the job was started with, as far as it can be read twice.
 /// @throws UsageError that names the first line that differs.
 void check_same_input(const JobOptions& options, const RunRecord& record);

@@ -25,20 +25,9 @@ std::map<std::string, std::string> all_settings(const ScoreOptions& options, con
   return settings;
 }
 
-RunRecord new_record(const ScoreOptions& options, const Engine& engine) {
-  RunRecord record;
-  record.model_hash = options.model_hash;
-  record.numerics_version = options.numerics_version;
-  record.settings = all_settings(options, engine);
-  record.input_file = options.input_file.string();
-  record.line_fingerprints = read_fingerprints(options);
-  return record;
-}
-
 RunRecord old_record(const ScoreOptions& options, const Engine& engine) {
   RunRecord record = read_run_record(record_path(options));
-  check_same_settings(record, options.model_hash, options.numerics_version, all_settings(options, engine), false);
-  check_same_input(options, record);
+  check_same_job(options, record, all_settings(options, engine));
   return record;
 }
 
@@ -175,7 +164,8 @@ ReadJournalLine score_lines_reader() {
 ScoreResult run_score(const ScoreOptions& options, Engine& engine, const text::Tokenizer* tokenizer, const ScoreHooks& hooks) {
   check_job_files(options);
   const JobStart start = find_job_start(options);
-  const RunRecord record = start == JobStart::kFresh ? new_record(options, engine) : old_record(options, engine);
+  const RunRecord record =
+      start == JobStart::kFresh ? record_of_new_job(options, all_settings(options, engine)) : old_record(options, engine);
   ScoreResult result;
   if (start == JobStart::kComplete) {
     const AnswerCounts counts = count_answers(options.output_file, score_lines_reader());
