@@ -97,7 +97,7 @@ class SelectionLayout {
   std::size_t num_sums() const { return num_sums_; }
   std::size_t num_candidates() const { return num_candidates_; }
   std::size_t num_runs() const { return num_runs_; }
-  /// The block: sums, then candidates, then for each row 1 or 0: all changed logits are finite or masked.
+  /// The block: sums, then candidates, then for each row flags: kIsFinite and kIsSketched of device/cpu/row_sketch.h (GPUs sketch nothing).
   std::size_t candidates_offset() const { return num_sums_ * sizeof(double); }
   std::size_t flags_offset() const { return candidates_offset() + num_candidates_ * sizeof(Candidate); }
   std::size_t size_bytes() const { return (flags_offset() + rows_.size() * sizeof(std::uint32_t) + 7) / 8 * 8; }
