@@ -32,7 +32,7 @@ CharsMap::CharsMap(std::string_view bytes) {
   replacements_ = bytes.substr(tree);
   if (replacements_.back() != '\0') throw std::runtime_error("the table of characters ends in the middle of a replacement");
   for (std::size_t i = 0; i < units_.size(); ++i) {
-    if ((units_[i] & kValueBit) != 0) continue;
+    if (i != 0 && (units_[i] & kValueBit) != 0) continue;  // the root is left by its distance whatever it says
     const std::size_t children = i ^ distance_of(units_[i]);
     const bool inside = (children | 0xFF) < units_.size();
     if (!inside || (has_value(units_[i]) && (units_[children] & ~kValueBit) >= replacements_.size()))

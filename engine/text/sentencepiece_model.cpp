@@ -21,6 +21,8 @@ class Message {
   bool next() {
     if (bytes_.empty()) return false;
     const std::uint64_t key = varint();
+    // libsentencepiece's reader drops the bits above, and would find another field here than the one that was checked.
+    if (key > 0xFFFFFFFF) throw std::runtime_error("is no SentencePiece model (a field of a number of more than 32 bits)");
     field_ = key >> 3;
     text_ = {};
     number_ = 0;

@@ -186,6 +186,12 @@ TEST(SentencePieceRefusal, NamesTheFileAndWhatIsWrong) {
   EXPECT_THAT(with({"\x1A\x03\x12\x01\x01", 5}), HasSubstr("the table of characters ends early"));
   EXPECT_THAT(with({"\x1A\x0C\x12\x0A\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00", 14}),
               HasSubstr("the table of characters leads outside of itself"));
+  // A root that says it is a value is left by its distance nonetheless.
+  const std::string units = std::string({'\0', '\0', '\xFF', '\xFA'}) + std::string(1020, '\0');
+  const std::string table = std::string({'\0', '\x04', '\0', '\0'}) + units + std::string(1, '\0');
+  EXPECT_THAT(with("\x1A\x88\x08\x12\x85\x08" + table), HasSubstr("the table of characters leads outside of itself"));
+  // A table that a reader of 32 bits would find where one of 64 sees another field.
+  EXPECT_THAT(with({"\x9A\x80\x80\x80\x10\x03\x12\x01\x01", 9}), HasSubstr("a field of a number of more than 32 bits"));
   EXPECT_THAT(with({"\x0A\x03\x0A\x01"
                     "a",
                     5}),
