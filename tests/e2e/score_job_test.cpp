@@ -1,5 +1,4 @@
 // `lockstep score` by the program itself over real ranks: the same bytes under mpirun as on one rank, also where a rank was killed.
-#include <algorithm>
 #include <random>
 
 #include <fmt/format.h>
@@ -7,8 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/launcher/process.h"
-#include "tests/support/temporary_folder.h"
+#include "tests/launcher/job.h"
 #include "tests/support/tiny_model.h"
 
 namespace lockstep {
@@ -16,17 +14,17 @@ namespace {
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
-using test::contents;
+using test::Arguments;
+using test::operator+;
 using test::Process;
 using ::testing::HasSubstr;
-using Arguments = std::vector<std::string>;
 
 constexpr int kNumRequests = 240;
+constexpr int kSomeFailed = 3;  // the exit code
 
-class ScoreJobs : public testing::Test {
+class ScoreJobs : public test::JobTest {
  protected:
   static void SetUpTestSuite() {
-    folder_ = std::make_unique<test::TemporaryFolder>();
     unsetenv("LOCKSTEP_CONTROL");
     test::write_tiny_gguf(path("model.gguf"), device::DType::kQ8_0);
     std::mt19937 random(7);
@@ -41,52 +39,38 @@ class ScoreJobs : public testing::Test {
                << "\n";
     }
     requests.close();
-    Process undisturbed(score({"-o", path("expected.jsonl")}), path("expected.jsonl"));
-    ASSERT_EQ(undisturbed.wait(), 3) << undisturbed.log();
-    const std::string expected = contents(path("expected.jsonl"));
-    ASSERT_EQ(std::count(expected.begin(), expected.end(), '\n'), kNumRequests);
+    run_undisturbed(score({}), kSomeFailed, kNumRequests);
   }
-  static void TearDownTestSuite() { folder_.reset(); }
-  void SetUp() override { output_ = path(fmt::format("{}.jsonl", testing::UnitTest::GetInstance()->current_test_info()->name())); }
-
-  static std::string path(const std::string& name) { return (folder_->path() / name).string(); }
   static Arguments score(const Arguments& more) {
-    Arguments command = {LOCKSTEP_PROGRAM, "score", "-m", path("model.gguf"), "-i", path("requests.jsonl"), "--threads", "1"};
-    command.insert(command.end(), more.begin(), more.end());
-    return command;
+    return Arguments{LOCKSTEP_PROGRAM, "score", "-m", path("model.gguf"), "-i", path("requests.jsonl"), "--threads", "1"} + more;
   }
+  Arguments score_here(const Arguments& more) const { return score(more + Arguments{"-o", output_}); }
   /// Under an mpirun of our own, on so many ranks; the program is told how many to expect.
   Arguments by_hand(int num_ranks, const std::string& expected_ranks) const {
-    Arguments command = {LOCKSTEP_MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", std::to_string(num_ranks)};
-    const Arguments program = score({"-o", output_, "--overwrite", "-tp", expected_ranks});
-    command.insert(command.end(), program.begin(), program.end());
-    return command;
-  }
-  bool is_as_expected() const { return contents(output_) == contents(path("expected.jsonl")); }
-  std::size_t num_answers() const {
-    const std::string journal = contents(output_ + ".partial");
-    return static_cast<std::size_t>(std::count(journal.begin(), journal.end(), '\n'));
+    return test::mpirun(num_ranks) + score_here({"--overwrite", "-tp", expected_ranks});
   }
   /// Runs in small steps, until so many answers are written.
-  std::unique_ptr<Process> start_slowly(const std::string& num_ranks, const Arguments& more, std::size_t answers) const {
-    Arguments command = score({"-o", output_, "-tp", num_ranks, "--max-num-batched-tokens", "32"});
-    command.insert(command.end(), more.begin(), more.end());
-    auto job = std::make_unique<Process>(command, output_);
-    EXPECT_TRUE(Process::wait_until([&] { return num_answers() >= answers; }, milliseconds(60'000))) << job->log();
+  std::unique_ptr<Process> start_slowly(const std::string& num_ranks, const Arguments& more, std::ptrdiff_t answers) const {
+    auto job = std::make_unique<Process>(score_here(Arguments{"-tp", num_ranks, "--max-num-batched-tokens", "32"} + more), output_);
+    EXPECT_TRUE(wait_for_answers(answers)) << job->log();
     return job;
   }
-
-  std::string output_;
-  static inline std::unique_ptr<test::TemporaryFolder> folder_;
+  void expect_resumes_to_the_same_bytes(const std::string& num_ranks) const {
+    ASSERT_FALSE(fs::exists(output_)) << "it was complete already";
+    Process resumed = start(score_here({"-tp", num_ranks, "--resume"}));
+    EXPECT_EQ(resumed.wait(), kSomeFailed) << resumed.log();
+    EXPECT_THAT(resumed.log(), HasSubstr("from an earlier run"));
+    EXPECT_TRUE(is_as_expected());
+  }
 };
 
 TEST_F(ScoreJobs, UnderMpirunAreTheSameBytesAsOnOneRank) {
   for (const int num_ranks : {2, 3}) {
-    Process job(by_hand(num_ranks, std::to_string(num_ranks)), output_);
-    EXPECT_EQ(job.wait(), 3) << job.log();
+    Process job = start(by_hand(num_ranks, std::to_string(num_ranks)));
+    EXPECT_EQ(job.wait(), kSomeFailed) << job.log();
     EXPECT_TRUE(is_as_expected()) << num_ranks << " ranks";
   }
-  Process other(by_hand(2, "3"), output_);  // so the ranks above were as many as they say
+  Process other = start(by_hand(2, "3"));  // so the ranks above were as many as they say
   EXPECT_EQ(other.wait(), 2);
   EXPECT_THAT(other.log(), HasSubstr("--tensor-parallel-size"));
 }
@@ -99,21 +83,14 @@ TEST_F(ScoreJobs, AKilledRankIsNamedAndTheJobResumes) {
   kill(victims[1], SIGKILL);
   EXPECT_EQ(job->wait(milliseconds(2500)), 1);
   EXPECT_THAT(job->log(), HasSubstr(fmt::format("rank {} died", rank)));
-  ASSERT_FALSE(fs::exists(output_)) << "it was complete already";
-  Process resumed(score({"-o", output_, "-tp", "2", "--resume"}), output_);
-  EXPECT_EQ(resumed.wait(), 3) << resumed.log();
-  EXPECT_THAT(resumed.log(), HasSubstr("from an earlier run"));
-  EXPECT_TRUE(is_as_expected());
+  expect_resumes_to_the_same_bytes("2");
 }
 
 TEST_F(ScoreJobs, ASignalStopsTheJobAndItResumes) {
   const auto job = start_slowly("2", {}, 5);
   job->signal(SIGTERM);
   EXPECT_EQ(job->wait(milliseconds(10'000)), 143);
-  ASSERT_FALSE(fs::exists(output_)) << "it was complete already";
-  Process resumed(score({"-o", output_, "--resume"}), output_);
-  EXPECT_EQ(resumed.wait(), 3) << resumed.log();
-  EXPECT_TRUE(is_as_expected());
+  expect_resumes_to_the_same_bytes("1");
 }
 
 TEST_F(ScoreJobs, ARestartFinishesTheJob) {
@@ -121,7 +98,7 @@ TEST_F(ScoreJobs, ARestartFinishesTheJob) {
   const auto victims = job->ranks();
   ASSERT_EQ(victims.size(), 3u);
   kill(victims[2], SIGKILL);
-  EXPECT_EQ(job->wait(), 3) << job->log();
+  EXPECT_EQ(job->wait(), kSomeFailed) << job->log();
   EXPECT_THAT(job->log(), HasSubstr("starting again where it stopped, try 1 of 1"));
   EXPECT_TRUE(is_as_expected());
 }

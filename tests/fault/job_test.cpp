@@ -1,4 +1,6 @@
 // Jobs of the real program over real ranks, in which something dies: named, soon over, no process left, and resumed to the same bytes.
+#include "tests/launcher/job.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <random>
@@ -7,8 +9,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/launcher/process.h"
-#include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace lockstep {
@@ -16,21 +16,20 @@ namespace {
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
+using test::Arguments;
+using test::operator+;
 using test::contents;
 using test::Process;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using Arguments = std::vector<std::string>;
 
 constexpr int kNumRequests = 300;
 
-/// A model and a file of requests, made once, and the answers of an undisturbed run on one rank.
-class Faults : public testing::Test {
+class Faults : public test::JobTest {
  protected:
   static void SetUpTestSuite() {
-    folder_ = std::make_unique<test::TemporaryFolder>();
     setenv("SOURCE_DATE_EPOCH", "1700000000", 1);
     unsetenv("LOCKSTEP_CONTROL");
     test::write_tiny_gguf(path("model.gguf"), device::DType::kQ4_1);
@@ -41,58 +40,31 @@ class Faults : public testing::Test {
                << "\n";
     }
     requests.close();
-    Process undisturbed(batch({"-o", path("expected.jsonl")}), path("expected.jsonl"));
-    ASSERT_EQ(undisturbed.wait(), 0) << undisturbed.log();
-    const std::string expected = contents(path("expected.jsonl"));
-    ASSERT_EQ(std::count(expected.begin(), expected.end(), '\n'), kNumRequests);
+    run_undisturbed(batch({}), 0, kNumRequests);
   }
-  static void TearDownTestSuite() { folder_.reset(); }
-
-  void SetUp() override { output_ = path(fmt::format("{}.jsonl", testing::UnitTest::GetInstance()->current_test_info()->name())); }
-
-  static std::string path(const std::string& name) { return (folder_->path() / name).string(); }
   static Arguments batch(const Arguments& more) {
-    Arguments command = {LOCKSTEP_PROGRAM, "batch", "-m", path("model.gguf"), "-i", path("requests.jsonl"), "--seed", "5", "--threads", "1",
-                         "--max-num-seqs", "8"};
-    command.insert(command.end(), more.begin(), more.end());
-    return command;
+    return Arguments{LOCKSTEP_PROGRAM, "batch", "-m", path("model.gguf"), "-i", path("requests.jsonl"), "--seed", "5", "--threads", "1",
+                     "--max-num-seqs", "8"} +
+           more;
   }
-  Arguments batch_here(Arguments more) const {
-    more.insert(more.end(), {"-o", output_});
-    return batch(more);
-  }
-  Process start(const Arguments& command) const { return Process(command, output_); }
-
-  std::size_t num_answers() const {
-    const std::string journal = contents(output_ + ".partial");
-    return static_cast<std::size_t>(std::count(journal.begin(), journal.end(), '\n'));
-  }
-  bool wait_for_answers(std::size_t count) const {
-    return Process::wait_until([&] { return num_answers() >= count; }, milliseconds(60'000));
-  }
+  Arguments batch_here(const Arguments& more) const { return batch(more + Arguments{"-o", output_}); }
   /// The rest of the job, on `num_ranks` ranks, must complete to the undisturbed answers.
   void expect_resumes_to_the_same_bytes(const std::string& num_ranks) const {
     ASSERT_FALSE(fs::exists(output_)) << "it was complete already";
     Process resumed = start(batch_here({"-tp", num_ranks, "--resume"}));
     EXPECT_EQ(resumed.wait(), 0) << resumed.log();
-    EXPECT_TRUE(contents(output_) == contents(path("expected.jsonl")));
+    EXPECT_TRUE(is_as_expected());
   }
-
-  std::string output_;
-  static inline std::unique_ptr<test::TemporaryFolder> folder_;
 };
 
 TEST_F(Faults, NoneGivesTheSameFileHoweverItIsStarted) {
   Process by_launcher = start(batch_here({"-tp", "3"}));
   EXPECT_EQ(by_launcher.wait(), 0) << by_launcher.log();
-  EXPECT_TRUE(contents(output_) == contents(path("expected.jsonl")));
+  EXPECT_TRUE(is_as_expected());
 
-  Arguments by_hand = {LOCKSTEP_MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"};
-  const Arguments program = batch_here({"--overwrite", "--comm", "mpi"});
-  by_hand.insert(by_hand.end(), program.begin(), program.end());
-  Process by_mpirun = start(by_hand);
+  Process by_mpirun = start(test::mpirun(2) + batch_here({"--overwrite", "--comm", "mpi"}));
   EXPECT_EQ(by_mpirun.wait(), 0) << by_mpirun.log();
-  EXPECT_TRUE(contents(output_) == contents(path("expected.jsonl")));
+  EXPECT_TRUE(is_as_expected());
 }
 
 TEST_F(Faults, AKilledRankIsNamedAndTheJobResumes) {
@@ -169,10 +141,7 @@ TEST_F(Faults, AKilledMpirunLeavesNoProcess) {
 }
 
 TEST_F(Faults, AnMpirunStartedByHandLeavesNoProcessEither) {
-  Arguments command = {LOCKSTEP_MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"};
-  const Arguments program = batch_here({});
-  command.insert(command.end(), program.begin(), program.end());
-  Process job = start(command);
+  Process job = start(test::mpirun(2) + batch_here({}));
   ASSERT_TRUE(wait_for_answers(5)) << job.log();
   job.signal(SIGKILL);
   EXPECT_TRUE(job.wait_for_processes(0, milliseconds(2000)));
@@ -184,7 +153,7 @@ TEST_F(Faults, ARestartFinishesTheJob) {
   kill(job.ranks().at(1), SIGKILL);
   EXPECT_EQ(job.wait(), 0) << job.log();
   EXPECT_THAT(job.log(), HasSubstr("starting again where it stopped, try 1 of 1"));
-  EXPECT_TRUE(contents(output_) == contents(path("expected.jsonl")));
+  EXPECT_TRUE(is_as_expected());
 }
 
 TEST_F(Faults, MoreRanksThanLeavesIsOneMessage) {
@@ -198,20 +167,14 @@ TEST_F(Faults, MoreRanksThanLeavesIsOneMessage) {
 }
 
 TEST_F(Faults, AnotherRankCountThanMpiruns) {
-  Arguments command = {LOCKSTEP_MPIEXEC, "--allow-run-as-root", "--oversubscribe", "-n", "2"};
-  const Arguments program = batch_here({"-tp", "3"});
-  command.insert(command.end(), program.begin(), program.end());
-  Process job = start(command);
+  Process job = start(test::mpirun(2) + batch_here({"-tp", "3"}));
   EXPECT_EQ(job.wait(), 2);
   EXPECT_THAT(job.log(), HasSubstr("--tensor-parallel-size is 3, but mpirun started 2 ranks"));
 }
 
 TEST_F(Faults, TwoMpiInstallationsAreRefused) {
   // What a rank of a foreign mpirun sees: the environment counts two ranks, the library only itself.
-  Arguments command = {"env", "OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=0"};
-  const Arguments program = batch_here({});
-  command.insert(command.end(), program.begin(), program.end());
-  Process job = start(command);
+  Process job = start(Arguments{"env", "OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=0"} + batch_here({}));
   EXPECT_EQ(job.wait(milliseconds(20'000)), 2) << job.log();
   EXPECT_THAT(job.log(), HasSubstr("counts 1: they come from two MPI installations"));
 }
