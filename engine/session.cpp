@@ -116,7 +116,13 @@ struct Session::State {
 
 void Session::State::open_text() {
   try {
-    tokenizer = model.gguf_vocabulary ? text::tokenizer_from_gguf(*model.gguf_vocabulary) : text::tokenizer_from_folder(model.folder);
+    if (model.gguf_vocabulary) {
+      tokenizer = text::tokenizer_from_gguf(*model.gguf_vocabulary);
+    } else if (!model.folder.empty()) {
+      tokenizer = text::tokenizer_from_folder(model.folder);
+    } else {
+      throw std::runtime_error(model.spec.source + ": has no vocabulary; prompts of token ids still work");
+    }
   } catch (const std::runtime_error& error) {
     no_tokenizer = error.what();
   }

@@ -1,6 +1,7 @@
 #include "launcher/rank.h"
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <thread>
 
@@ -174,13 +175,15 @@ int run_rank(const RankContext& context, comm::Communicator& host, bool& failed)
     devices = open_devices(context, plugin, host);
     comm::Communicator& communicator = group();
     const device::Device& device = *devices.device;
+    const auto start = std::chrono::steady_clock::now();
     engine::Session session(session_options(config, static_cast<std::size_t>(context.local_ranks), device.free_bytes() > 0),
                             *devices.device, communicator);
     in_setup = false;
     std::int32_t exit_code = 0;
     if (is_root) {
-      context.log.debug("{}; {}; {} MB of weights, {} tokens of KV cache", session.model().description, device.description(),
-                        session.weight_bytes() >> 20, session.kv_tokens());
+      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+      context.log.debug("{}; {}; {} MB of weights, {} tokens of KV cache, ready in {:.2f} s", session.model().description,
+                        device.description(), session.weight_bytes() >> 20, session.kv_tokens(), seconds.count());
       exit_code = run_subcommand(make_job(context, devices, session, communicator.size()));
       session.stop();
     } else {

@@ -184,6 +184,11 @@ void add_metadata(GgufWriter& writer, const TinyModel& model) {
   writer.number("llama.rope.dimension_count", u32(model.hidden / model.num_heads));
   writer.real("llama.rope.freq_base", 10000.0f);
   writer.real("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  if (!model.has_tokenizer) {
+    writer.number("llama.vocab_size", u32(model.vocabulary));
+    writer.text("tokenizer.ggml.model", "no_vocab");
+    return;
+  }
   std::vector<std::string> tokens{"<pad>", "<s>", "</s>"};
   std::vector<std::int32_t> types{3, 3, 3};
   for (int byte = 0; tokens.size() < model.vocabulary; ++byte) {

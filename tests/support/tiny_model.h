@@ -17,7 +17,8 @@ struct TinyModel {
   std::size_t feed_forward = 288;
   std::size_t context = 512;
   std::uint32_t seed = 1;
-  std::size_t vocabulary = 257;   // at most that many
+  std::size_t vocabulary = 257;  // at most that many
+  bool has_tokenizer = true;
   std::int32_t nan_token = -1;    // whose embedding is not a number, as an overflow leaves it; F32 only
   bool head_of_one_sign = false;  // rows of the head are multiples of one row: all logits of a position have the same sign
 };

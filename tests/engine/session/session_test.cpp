@@ -197,5 +197,18 @@ TEST_F(SessionTest, MoreRanksThanLeavesAreRefusedBeforeWeightsAreRead) {
   }
 }
 
+TEST_F(SessionTest, AFileWithoutAVocabularyIsNamedAndTokenIdsStillWork) {
+  const fs::path path = write(device::DType::kF32, {.has_tokenizer = false});
+  test::with_session(test::exact_setup(path, 2), [&](engine::Session& session) {
+    EXPECT_EQ(test::greedy(session, {7, 8}, 3).size(), 3u);
+    try {
+      session.tokenizer();
+      ADD_FAILURE() << "there is none";
+    } catch (const std::runtime_error& error) {
+      EXPECT_EQ(error.what(), path.string() + ": has no vocabulary; prompts of token ids still work");
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep
