@@ -4,14 +4,16 @@
   make-model.py convert MODEL.gguf TYPE OUT.gguf    the matrices of a model, quantised anew (its norms and everything else stay)
   make-model.py random TYPE OUT.gguf [--layers 16 --hidden 2048 --heads 32 --kv-heads 8 --inner 8192 --vocabulary 32000]
                                                     random weights in the shape of a 1B model, without a tokenizer
-TYPE: F32, F16, BF16, Q8_0, Q4_0, Q4_1. Needs numpy.
+TYPE: F32, F16, BF16, Q8_0, Q4_0, Q4_1; random also Q4_K, Q6_K. Needs numpy.
 """
 import argparse
 import struct
 
 import numpy as np
 
-TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q8_0": (8, 32, 34), "BF16": (30, 1, 2)}  # id, block, bytes
+CONVERTIBLE = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210),
+         "BF16": (30, 1, 2)}  # id, block, bytes
 BY_ID = {number: name for name, (number, _, _) in TYPES.items()}
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 ALIGNMENT = 32
@@ -138,6 +140,14 @@ def random_bytes(kind, count, generator):
     """Weights of a size that keeps the activations small, made as they are stored."""
     if kind in ("F32", "F16", "BF16"):
         return quantise(kind, (generator.standard_normal(count, dtype=np.float32) * np.float32(0.02)))
+    if kind in ("Q4_K", "Q6_K"):  # of eight and sixteen blocks of 32 and 16, with scales of their own
+        blocks = generator.integers(0, 256, (count // 256, TYPES[kind][2]), dtype=np.uint8)
+        scale = np.float16(0.06 / 8 / 32).tobytes() if kind == "Q4_K" else np.float16(0.06 / 32 / 64).tobytes()
+        if kind == "Q4_K":  # in front: of the quants and of the minima
+            blocks[:, :4] = np.frombuffer(scale + np.float16(0.06 / 8 / 32 * 7.5).tobytes(), np.uint8)
+        else:
+            blocks[:, -2:] = np.frombuffer(scale, np.uint8)
+        return blocks
     number = count // 32
     scale = np.full((number, 1), 0.06 / (127 if kind == "Q8_0" else 8), np.float16).view(np.uint8)
     quants = generator.integers(0, 256, (number, 32 if kind == "Q8_0" else 16), dtype=np.uint8)
@@ -193,7 +203,7 @@ def main():
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("convert")
     one.add_argument("model")
-    one.add_argument("type", choices=TYPES)
+    one.add_argument("type", choices=CONVERTIBLE)
     one.add_argument("out")
     one.set_defaults(run=convert)
     two = commands.add_parser("random")
