@@ -23,6 +23,13 @@ if(LOCKSTEP_SANITIZE)
   target_link_options(lockstep_options INTERFACE -fsanitize=${LOCKSTEP_SANITIZE})
 endif()
 
+# lockstep_computes(TARGET): optimised under the sanitizers too, or its tests would take an hour. The rest compiles in half the time without.
+function(lockstep_computes target)
+  if(LOCKSTEP_SANITIZE)
+    target_compile_options(${target} PRIVATE -O1)
+  endif()
+endfunction()
+
 # lockstep_room(NAME DEPENDS ...): a static library of every source below the current folder. One target a room.
 function(lockstep_room name)
   cmake_parse_arguments(ARG "" "" "DEPENDS;EXCLUDE" ${ARGN})

@@ -4,8 +4,10 @@ file(GLOB LOCKSTEP_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/device/cud
      ${CMAKE_SOURCE_DIR}/comm/cuda/*.cpp ${CMAKE_SOURCE_DIR}/comm/cuda/*.cu)
 
 if(LOCKSTEP_CUDA)
-  # Machine code for the GPUs that the toolkit knows, and PTX for those to come.
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 CACHE STRING "GPUs to compile for, as in CMAKE_CUDA_ARCHITECTURES")
+  # Machine code for the GPUs that the toolkit knows, and PTX for those to come, unless the environment names others (CUDAARCHS, as CMake has it).
+  if(NOT DEFINED ENV{CUDAARCHS})
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 CACHE STRING "GPUs to compile for, as in CMAKE_CUDA_ARCHITECTURES")
+  endif()
   enable_language(CUDA)
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # before CMake 3.26
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
@@ -14,7 +16,7 @@ if(LOCKSTEP_CUDA)
   find_package(CUDAToolkit REQUIRED)
   find_path(NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
   find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
-  if(CUDAToolkit_VERSION VERSION_LESS 12.8)
+  if(CUDAToolkit_VERSION VERSION_LESS 12.8 AND 100 IN_LIST CMAKE_CUDA_ARCHITECTURES)
     list(REMOVE_ITEM CMAKE_CUDA_ARCHITECTURES 100)
     list(APPEND CMAKE_CUDA_ARCHITECTURES 90-virtual)
   endif()

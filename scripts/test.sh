@@ -36,17 +36,23 @@ not_long=(--label-exclude long)
 # Under the sanitizers every kernel and collective runs, but not whole models and programs, which take minutes there, or more threads and memory than
 # the thread sanitizer can have, and add no code to look at.
 whole_models='SelectionOnGpus|Models/|OtherFamilies/|Mixtures/|Wider/|ContractOn|ProgramOnGpus|DecodeCost|FailureOnGpus|FastReduction'
-for sanitizer in asan tsan; do
-  say "build for $sanitizer"
-  scripts/build.sh $sanitizer
-  say "tests under $sanitizer"
+sanitized() {  # PRESET REGEX [TARGET]: the tests whose programs' names match
+  say "build for $1"
+  scripts/build.sh "$1" "${@:3}"
+  say "tests under $1"
   export -f run_tests
-  without_randomisation bash -euc 'run_tests "$@"' run_tests $sanitizer --label-regex 'unit|conformance|contract-small|simt' \
+  without_randomisation bash -euc 'run_tests "$@"' run_tests "$1" --label-regex 'unit|conformance|contract-small|simt' --tests-regex "$2" \
     --exclude-regex "$whole_models"
-done
+}
+sanitized asan .
+# What has no threads has nothing for the thread sanitizer to find: only the programs of this target.
+threaded='device|comm|parallel|engine_runtime|engine_session|engine_quantise|contract|simt|gpu'
+threaded="^($threaded)\\.|^engine_text\\.(ChatTemplate|Tokenizer)|^engine_weights\\.WeightSource|^launcher\\.(ControlProtocol|Log|PositionBoard|Progress)\\."
+sanitized tsan "$threaded" threaded_tests
 
 if command -v "${CUDACXX:-nvcc}" >/dev/null && [ $final = simt ]; then
   say "build for GPUs"
+  [ $full = yes ] || export CUDAARCHS=90-real  # each costs minutes
   scripts/build.sh cuda lockstep_cuda gpu_wrappers_test
   scripts/sass-lint.py
 fi
