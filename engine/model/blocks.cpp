@@ -21,6 +21,7 @@ using parallel::Width;
 AttentionModules AttentionModules::standard(const ModelSpec& spec, const std::string& module) {
   AttentionModules modules{.q = module + ".q_proj", .k = module + ".k_proj", .v = module + ".v_proj", .o = module + ".o_proj"};
   if (spec.head_norms) modules.q_norm = module + ".q_norm", modules.k_norm = module + ".k_norm";
+  if (spec.attention_sinks) modules.sinks = module + ".sinks";
   return modules;
 }
 
@@ -144,6 +145,11 @@ GraphBuilder::Sum GraphBuilder::attention(ValueId h, const AttentionModules& mod
   attend.inputs = {qkv};
   attend.output = heads;
   attend.attention = attention;
+  if (!modules.sinks.empty()) {
+    parallel::TensorDecl sinks{.name = modules.sinks, .columns = spec_.num_heads, .shard = ShardKind::kQueryHeads};
+    sinks.stored.name = file_name(modules.sinks, "attn_sinks.weight", layer);
+    attend.weights = {tensor(std::move(sinks))};
+  }
   const ValueId sum = value("p", Width::kHidden);
   Projection output{modules.o, spec_.hidden_size, spec_.num_heads * spec_.head_dim, ShardKind::kAttentionColumns};
   output.part = {.name = file_name(modules.o, "attn_output", layer), .transposed = modules.transposed && !is_gguf()};
@@ -242,7 +248,7 @@ GraphBuilder::ValueId GraphBuilder::inner_product(ValueId h, const FeedForwardMo
   parallel::Node& activation = node(gated ? Op::kGated : Op::kActivate, layer);
   activation.inputs = {up};
   activation.output = inner;
-  activation.function = spec_.activation;
+  activation.gating = gating();
   return inner;
 }
 
@@ -256,38 +262,53 @@ GraphBuilder::Sum GraphBuilder::feed_forward(ValueId h, const FeedForwardModules
   return {sum, spec_.mlp_bias ? std::optional(bias_of(down)) : std::nullopt};
 }
 
-/// In GGUF files the experts of a layer are one tensor, one behind the other.
-GraphBuilder::Projection GraphBuilder::expert_projection(const std::string& module, const std::string& gguf, std::size_t expert,
-                                                         Projection projection, std::size_t layer) const {
-  projection.module = module;
-  projection.part.name = file_name(module, gguf, layer);
-  if (is_gguf()) projection.part.shape = {spec_.experts.count, projection.rows}, projection.part.first = expert * projection.rows;
-  return projection;
+GraphBuilder::Projection GraphBuilder::expert_projection(const ExpertModules& modules, ExpertPart which, std::size_t expert,
+                                                         std::size_t layer) const {
+  const bool is_down = which == ExpertPart::kDown, is_up = which == ExpertPart::kUp;
+  const std::size_t hidden = spec_.hidden_size, inner = spec_.experts.intermediate_size;
+  const std::string& name = is_down ? modules.down : is_up ? modules.up : modules.gate;
+  Projection made{modules.experts + "." + std::to_string(expert) + "." + name, is_down ? hidden : inner, is_down ? inner : hidden};
+  made.shard = is_down ? ShardKind::kFeedForwardColumns : ShardKind::kFeedForwardRows;
+  made.inner = inner_of(inner);
+  const char* gguf = is_down ? "ffn_down_exps" : is_up ? "ffn_up_exps" : "ffn_gate_exps";
+  if (!is_gguf() && modules.fused.empty()) {
+    made.part.name = file_name(made.module, gguf, layer);
+    return made;
+  }
+  // The experts of a layer are one tensor, one behind the other.
+  made.stack_place = expert;
+  made.part.shape = {spec_.experts.count, made.rows};
+  made.part.name = file_name(modules.experts + "." + (is_down ? modules.down : modules.fused), gguf, layer);
+  if (is_gguf()) return made;
+  made.weight_suffix = "";
+  made.bias_suffix = "_bias";
+  made.part.transposed = spec_.experts.stored_in_out;
+  if (!is_down) made.part.shape.back() *= 2, made.part.first = is_up ? 1 : 0, made.part.run = 1, made.part.stride = 2;
+  return made;
 }
 
 GraphBuilder::Sum GraphBuilder::experts(ValueId h, const ExpertModules& modules, std::size_t layer) {
   const ExpertSpec& spec = spec_.experts;
-  const std::size_t hidden = spec_.hidden_size, inner = inner_of(spec.intermediate_size);
+  const std::size_t hidden = spec_.hidden_size;
   const ValueId logits = value("router", Width::kFixed, 0, spec.count), weights = value("routing", Width::kFixed, 0, spec.count);
   linear(h, logits,
          {{.module = modules.router,
            .rows = spec.count,
            .columns = hidden,
            .part = {.name = file_name(modules.router, "ffn_gate_inp", layer)}}},
-         false, layer);
+         spec.bias, layer);
   parallel::Node& route = node(Op::kRoute, layer);
   route.inputs = {logits};
   route.output = weights;
   route.routing = {.per_token = spec.per_token, .renormalised = spec.renormalised};
   const ValueId sum = value("p", Width::kHidden);
-  const Projection rows{"", spec.intermediate_size, hidden, ShardKind::kFeedForwardRows, false, inner};
-  const Projection columns{"", hidden, spec.intermediate_size, ShardKind::kFeedForwardColumns, false, inner};
-  parallel::Node mixture{.op = Op::kExperts, .inputs = {h, weights}, .output = sum, .layer = layer, .function = spec_.activation};
+  parallel::Node mixture{.op = Op::kExperts, .inputs = {h, weights}, .output = sum, .layer = layer, .gating = gating()};
   for (std::size_t expert = 0; expert < spec.count; ++expert) {
-    const std::string module = modules.experts + "." + std::to_string(expert) + ".";
-    mixture.weights.push_back(weight_of(expert_projection(module + modules.gate, "ffn_gate_exps", expert, rows, layer)));
-    mixture.weights.push_back(weight_of(expert_projection(module + modules.up, "ffn_up_exps", expert, rows, layer)));
-    mixture.weights.push_back(weight_of(expert_projection(module + modules.down, "ffn_down_exps", expert, columns, layer)));
+    for (const ExpertPart part : {ExpertPart::kGate, ExpertPart::kUp, ExpertPart::kDown}) {
+      const Projection projection = expert_projection(modules, part, expert, layer);
+      mixture.weights.push_back(weight_of(projection));
+      if (spec.bias) mixture.biases.push_back(bias_of(projection));
+    }
   }
   graph_.nodes.push_back(std::move(mixture));
   if (modules.shared.empty()) return {sum};
@@ -368,10 +389,16 @@ parallel::TensorId GraphBuilder::weight_of(const Projection& projection) {
   parallel::TensorDecl decl{projection.module + ".weight", projection.rows, projection.columns, projection.shard, projection.rotary_rows};
   decl.inner = projection.inner;
   decl.stored = projection.part;
-  decl.stored.name += ".weight";
-  if (decl.stored.shape.empty() && !projection.stored_as_vector) decl.stored.shape = {projection.rows};
-  decl.stored.shape.push_back(projection.columns);
-  if (decl.stored.transposed) std::swap(decl.stored.shape.front(), decl.stored.shape.back());
+  parallel::StoredPart& stored = decl.stored;
+  stored.name += projection.weight_suffix;
+  if (stored.shape.empty() && !projection.stored_as_vector) stored.shape = {projection.rows};
+  if (stored.transposed) {
+    stored.first_column += projection.stack_place * projection.columns;
+  } else if (projection.stack_place != 0) {
+    stored.first += projection.stack_place * stored.shape.back();
+  }
+  stored.shape.push_back(projection.columns);
+  if (stored.transposed) std::swap(stored.shape.back(), stored.shape[stored.shape.size() - 2]);
   return tensor(std::move(decl));
 }
 
@@ -382,10 +409,15 @@ parallel::TensorId GraphBuilder::bias_of(const Projection& projection) {
                             projection.rotary_rows};
   decl.inner = projection.inner;
   decl.stored = projection.part;
-  decl.stored.name += ".bias";
+  decl.stored.name += projection.bias_suffix;
   decl.stored.transposed = false;
   if (decl.stored.shape.empty()) decl.stored.shape = {projection.rows};
+  decl.stored.first += projection.stack_place * decl.stored.shape.back();
   return tensor(std::move(decl));
+}
+
+device::Gating GraphBuilder::gating() const {
+  return {.function = spec_.activation, .limit = spec_.activation_limit, .up_offset = spec_.up_offset};
 }
 
 void GraphBuilder::scale(ValueId value, float factor, std::size_t layer) {
@@ -435,7 +467,7 @@ parallel::Graph build_decoder(const ModelSpec& spec, const DecoderModules& modul
     // Side by side, both norms are of the same x: before the attention is added.
     auto fed = spec.parallel_residual ? h : x;
     const auto norm_again = [&] {
-      fed = builder.norm(x, named(modules.feed_forward_norm), layer, "ffn_norm", spec.parallel_residual ? "h2" : "h");
+      fed = builder.norm(x, named(modules.feed_forward_norm), layer, modules.feed_forward_norm_gguf, spec.parallel_residual ? "h2" : "h");
     };
     if (own_norm && spec.parallel_residual) norm_again();
     builder.add(x, modules.attention(builder, spec, h, module, layer), Branch::kAttention, layer, named(modules.attention_post_norm));

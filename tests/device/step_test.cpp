@@ -103,7 +103,7 @@ class Layers {
     device_.linear(attended_.matrix, rows, *o_, nullptr, delta_.matrix, 0);
     device_.add_norm(x_.matrix, delta_.matrix, rows, nullptr, norm, h_.matrix);
     device_.linear(h_.matrix, rows, *gate_up_, nullptr, gates_.matrix, 0);
-    device_.gated(Nonlinearity::kSilu, gates_.matrix, rows, inner_.matrix);
+    device_.gated({Nonlinearity::kSilu}, gates_.matrix, rows, inner_.matrix);
     device_.linear(inner_.matrix, rows, *down_, nullptr, delta_.matrix, 0);
     device_.add_norm(x_.matrix, delta_.matrix, rows, nullptr, norm, h_.matrix);
   }

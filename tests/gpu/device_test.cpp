@@ -88,7 +88,7 @@ RowResults row_results(Device& device, std::size_t columns, Activation type) {
   device.norm(plain.matrix, kRows, Norm::layer(weight.data(), bias.data(), 1e-5f), out.matrix);
   results.layer_normed = download(device, out.matrix, kRows);
   const OwnedMatrix gate_up = upload(device, random_floats(kRows * 2 * columns, 5, 12.0f), 2 * columns);
-  device.gated(Nonlinearity::kSilu, gate_up.matrix, kRows, out.matrix);
+  device.gated({Nonlinearity::kSilu}, gate_up.matrix, kRows, out.matrix);
   results.gated = download(device, out.matrix, kRows);
   device.activate(Nonlinearity::kGelu, plain.matrix, kRows, out.matrix);
   results.activated = download(device, out.matrix, kRows);

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/model/open_model.h"
-#include "engine/quantise/hf_vocabulary.h"
 #include "engine/model/rope.h"
 #include "engine/quantise/hf_metadata.h"
+#include "engine/quantise/hf_vocabulary.h"
 #include "engine/text/tokenizer.h"
 #include "engine/weights/gguf.h"
 #include "engine/weights/safetensors.h"
