@@ -25,6 +25,21 @@ const char* suffix_of(Activation type) {
 
 bool row_parallel(ShardKind kind) { return kind == ShardKind::kAttentionColumns || kind == ShardKind::kFeedForwardColumns; }
 
+/// Whether the op reads its output, too.
+bool is_in_place(Op op) {
+  switch (op) {
+    case Op::kAddPositions:
+    case Op::kScale:
+    case Op::kSoftCap:
+    case Op::kNormHeads:
+    case Op::kNormAllHeads:
+    case Op::kRotateAndAppend:
+    case Op::kGateRows:
+    case Op::kAdd: return true;
+    default: return false;
+  }
+}
+
 std::vector<std::size_t> scaled(const std::vector<std::size_t>& ends, std::size_t factor) {
   std::vector<std::size_t> result(ends);
   for (std::size_t& end : result) end *= factor;
@@ -228,7 +243,9 @@ class Planner {
           wanted = type;
         }
       }
-      if (reader.output == value) break;
+      if (reader.output != value) continue;
+      if (is_in_place(reader.op)) return Activation::kFloat32;
+      break;
     }
     return wanted.value_or(Activation::kFloat32);
   }

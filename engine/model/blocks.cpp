@@ -50,14 +50,17 @@ GraphBuilder::GraphBuilder(const ModelSpec& spec) : spec_(spec) {
 }
 
 GraphBuilder::ValueId GraphBuilder::embedding(const EmbeddingModules& modules) {
+  const bool projected = spec_.embedding_size != 0;
   ValueId x = value(modules.norm.empty() ? "x" : "e", Width::kHidden);
+  const ValueId embedded = projected ? value("embedded", Width::kFixed, 0, spec_.embedding_size) : x;
   parallel::Node& embed = node(Op::kEmbed, 0);
-  embed.output = x;
+  embed.output = embedded;
   embed.weights = {weight_of({.module = modules.tokens,
                               .rows = spec_.vocab_size,
-                              .columns = spec_.hidden_size,
+                              .columns = embedding_size(),
                               .shard = ShardKind::kVocabularyRows,
                               .part = {.name = file_name(modules.tokens, "token_embd")}})};
+  if (projected) linear(embedded, x, {whole_projection(modules.projection, spec_.hidden_size, spec_.embedding_size)}, false, 0);
   if (spec_.embedding_scale != 1.0f) scale(x, spec_.embedding_scale, 0);
   if (!modules.positions.empty()) {
     parallel::Node& positions = node(Op::kAddPositions, 0);
@@ -71,6 +74,12 @@ GraphBuilder::ValueId GraphBuilder::embedding(const EmbeddingModules& modules) {
   if (!modules.norm.empty()) x = norm(x, modules.norm, kOutsideLayers, "token_embd_norm", "x");
   graph_.nodes.back().tap = "layer.0.in";
   return x;
+}
+
+/// A product that every rank does by itself.
+GraphBuilder::Projection GraphBuilder::whole_projection(const std::string& module, std::size_t rows, std::size_t columns) const {
+  if (is_gguf() || module.empty()) throw std::logic_error("a projection of the embedding has no name in these files");
+  return {.module = module, .rows = rows, .columns = columns, .part = {.name = file_name(module, "")}};
 }
 
 std::string GraphBuilder::file_name(const std::string& module, const std::string& gguf) const {
@@ -262,78 +271,6 @@ GraphBuilder::Sum GraphBuilder::feed_forward(ValueId h, const FeedForwardModules
   return {sum, spec_.mlp_bias ? std::optional(bias_of(down)) : std::nullopt};
 }
 
-GraphBuilder::Projection GraphBuilder::expert_projection(const ExpertModules& modules, ExpertPart which, std::size_t expert,
-                                                         std::size_t layer) const {
-  const bool is_down = which == ExpertPart::kDown, is_up = which == ExpertPart::kUp;
-  const std::size_t hidden = spec_.hidden_size, inner = spec_.experts.intermediate_size;
-  const std::string& name = is_down ? modules.down : is_up ? modules.up : modules.gate;
-  Projection made{modules.experts + "." + std::to_string(expert) + "." + name, is_down ? hidden : inner, is_down ? inner : hidden};
-  made.shard = is_down ? ShardKind::kFeedForwardColumns : ShardKind::kFeedForwardRows;
-  made.inner = inner_of(inner);
-  const char* gguf = is_down ? "ffn_down_exps" : is_up ? "ffn_up_exps" : "ffn_gate_exps";
-  if (!is_gguf() && modules.fused.empty()) {
-    made.part.name = file_name(made.module, gguf, layer);
-    return made;
-  }
-  // The experts of a layer are one tensor, one behind the other.
-  made.stack_place = expert;
-  made.part.shape = {spec_.experts.count, made.rows};
-  made.part.name = file_name(modules.experts + "." + (is_down ? modules.down : modules.fused), gguf, layer);
-  if (is_gguf()) return made;
-  made.weight_suffix = "";
-  made.bias_suffix = "_bias";
-  made.part.transposed = spec_.experts.stored_in_out;
-  if (!is_down) made.part.shape.back() *= 2, made.part.first = is_up ? 1 : 0, made.part.run = 1, made.part.stride = 2;
-  return made;
-}
-
-GraphBuilder::Sum GraphBuilder::experts(ValueId h, const ExpertModules& modules, std::size_t layer) {
-  const ExpertSpec& spec = spec_.experts;
-  const std::size_t hidden = spec_.hidden_size;
-  const ValueId logits = value("router", Width::kFixed, 0, spec.count), weights = value("routing", Width::kFixed, 0, spec.count);
-  linear(h, logits,
-         {{.module = modules.router,
-           .rows = spec.count,
-           .columns = hidden,
-           .part = {.name = file_name(modules.router, "ffn_gate_inp", layer)}}},
-         spec.bias, layer);
-  parallel::Node& route = node(Op::kRoute, layer);
-  route.inputs = {logits};
-  route.output = weights;
-  route.routing = {.per_token = spec.per_token, .renormalised = spec.renormalised};
-  const ValueId sum = value("p", Width::kHidden);
-  parallel::Node mixture{.op = Op::kExperts, .inputs = {h, weights}, .output = sum, .layer = layer, .gating = gating()};
-  for (std::size_t expert = 0; expert < spec.count; ++expert) {
-    for (const ExpertPart part : {ExpertPart::kGate, ExpertPart::kUp, ExpertPart::kDown}) {
-      const Projection projection = expert_projection(modules, part, expert, layer);
-      mixture.weights.push_back(weight_of(projection));
-      if (spec.bias) mixture.biases.push_back(bias_of(projection));
-    }
-  }
-  graph_.nodes.push_back(std::move(mixture));
-  if (modules.shared.empty()) return {sum};
-
-  const FeedForwardModules shared = FeedForwardModules::standard(modules.shared);
-  const std::size_t shared_size = inner_of(spec.shared_intermediate_size);
-  const ValueId of_all = value("p.shared", Width::kHidden);
-  const ValueId shared_inner = inner_product(h, shared, shared_size, layer, "_shexp");
-  Projection down{shared.down, hidden, spec.shared_intermediate_size, ShardKind::kFeedForwardColumns, false, shared_size};
-  down.part.name = file_name(shared.down, "ffn_down_shexp", layer);
-  linear(shared_inner, of_all, {down}, false, layer);
-  const ValueId gate = value("shared.gate", Width::kFixed, 0, 1);
-  Projection gate_row{.module = modules.shared_gate, .rows = 1, .columns = hidden};
-  gate_row.part.name = file_name(modules.shared_gate, "ffn_gate_inp_shexp", layer);
-  gate_row.stored_as_vector = is_gguf();
-  linear(h, gate, {gate_row}, false, layer);
-  parallel::Node& gated = node(Op::kGateRows, layer);
-  gated.inputs = {gate};
-  gated.output = of_all;
-  parallel::Node& both = node(Op::kAdd, layer);
-  both.inputs = {of_all};
-  both.output = sum;
-  return {sum};
-}
-
 void GraphBuilder::add(ValueId x, const Sum& sum, Branch branch, std::size_t layer, const std::string& post_norm) {
   const std::string prefix = "layer." + std::to_string(layer);
   const bool attends = branch == Branch::kAttention;
@@ -351,19 +288,35 @@ void GraphBuilder::add(ValueId x, const Sum& sum, Branch branch, std::size_t lay
   graph_.nodes.push_back(std::move(added));
 }
 
-void GraphBuilder::head(ValueId x, const std::string& norm_module, const std::string& head_module) {
+GraphBuilder::ValueId GraphBuilder::norm_of_sum(ValueId x, const std::string& module, Branch branch, std::size_t layer) {
+  // Two values by turns, so that no norm writes where it reads.
+  const bool attends = branch == Branch::kAttention;
+  const ValueId normed = norm(x, module, layer, attends ? "attn_norm" : "ffn_norm", attends ? "y" : "x");
+  if (!attends) std::swap(graph_.nodes.back().tap, graph_.nodes[graph_.nodes.size() - 2].tap);
+  return normed;
+}
+
+void GraphBuilder::head(ValueId x, const std::string& norm_module, const std::string& head_module, const std::string& projection) {
   const std::size_t after_layers = spec_.num_layers;
   const ValueId selected = value("x.selected", Width::kHidden);
   parallel::Node& select = node(Op::kSelectLogitRows, after_layers);
   select.inputs = {x};
   select.output = selected;
-  const ValueId h = norm(selected, norm_module, kOutsideLayers, "output_norm", "h.selected");
-  graph_.nodes.back().tap = "final_norm";
+  ValueId h = selected;
+  if (spec_.final_norm) {
+    h = norm(selected, norm_module, kOutsideLayers, "output_norm", "h.selected");
+    graph_.nodes.back().tap = "final_norm";
+  }
+  if (spec_.embedding_size != 0) {
+    const ValueId projected = value("projected", Width::kFixed, 0, spec_.embedding_size);
+    linear(h, projected, {whole_projection(projection, spec_.embedding_size, spec_.hidden_size)}, false, after_layers);
+    h = projected;
+  }
   const ValueId logits = value("logits", Width::kVocabulary);
   linear(h, logits,
          {{.module = head_module,
            .rows = spec_.vocab_size,
-           .columns = spec_.hidden_size,
+           .columns = embedding_size(),
            .shard = ShardKind::kVocabularyRows,
            .part = {.name = file_name(head_module, "output")}}},
          spec_.head_bias, after_layers);
@@ -458,10 +411,17 @@ GraphBuilder::Sum standard_feed_forward(GraphBuilder& builder, const ModelSpec&,
 parallel::Graph build_decoder(const ModelSpec& spec, const DecoderModules& modules) {
   using Branch = GraphBuilder::Branch;
   GraphBuilder builder(spec);
-  const auto x = builder.embedding(modules.embedding);
+  auto x = builder.embedding(modules.embedding);
   for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
     const std::string module = modules.layers + std::to_string(layer);
     const auto named = [&](const std::string& norm) { return norm.empty() ? norm : std::string(module).append(".").append(norm); };
+    if (spec.norms_of_sums) {
+      builder.add(x, modules.attention(builder, spec, x, module, layer), Branch::kAttention, layer);
+      x = builder.norm_of_sum(x, named(modules.attention_norm), Branch::kAttention, layer);
+      builder.add(x, modules.feed_forward(builder, spec, x, module, layer), Branch::kFeedForward, layer);
+      x = builder.norm_of_sum(x, named(modules.feed_forward_norm), Branch::kFeedForward, layer);
+      continue;
+    }
     const bool own_norm = !modules.feed_forward_norm.empty();
     const auto h = modules.attention_norm.empty() ? x : builder.norm(x, named(modules.attention_norm), layer, "attn_norm");
     // Side by side, both norms are of the same x: before the attention is added.
@@ -475,7 +435,7 @@ parallel::Graph build_decoder(const ModelSpec& spec, const DecoderModules& modul
     builder.add(x, modules.feed_forward(builder, spec, fed, module, layer), Branch::kFeedForward, layer,
                 named(modules.feed_forward_post_norm));
   }
-  builder.head(x, modules.final_norm, spec.tie_word_embeddings ? modules.embedding.tokens : modules.head);
+  builder.head(x, modules.final_norm, spec.tie_word_embeddings ? modules.embedding.tokens : modules.head, modules.head_projection);
   return builder.take();
 }
 

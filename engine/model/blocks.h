@@ -32,6 +32,7 @@ struct EmbeddingModules {
   std::string positions = {};
   std::size_t position_offset = 0;
   std::string norm = {};
+  std::string projection = {};  // of the embedding to x, where the model has one
 };
 
 /// The modules of an attention block. Modules are named as in Hugging Face files, without ".weight": those are the canonical names of
@@ -97,11 +98,14 @@ class GraphBuilder {
   Sum feed_forward(ValueId h, const FeedForwardModules& modules, std::size_t layer);
   Sum experts(ValueId h, const ExpertModules& modules, std::size_t layer);
 
+  /// The norm of the sum x, where the layer goes on with it.
+  ValueId norm_of_sum(ValueId x, const std::string& module, Branch branch, std::size_t layer);
   /// x += what a branch of the layer gives, or, with `post_norm`, its norm.
   void add(ValueId x, const Sum& sum, Branch branch, std::size_t layer, const std::string& post_norm = {});
 
-  /// logits = W norm(x), for the rows whose logits are wanted.
-  void head(ValueId x, const std::string& norm_module, const std::string& head_module);
+  /// logits = W norm(x), for the rows whose logits are wanted; where the model has such, with a projection to the size of the embedding
+  /// between the two.
+  void head(ValueId x, const std::string& norm_module, const std::string& head_module, const std::string& projection = {});
 
   parallel::Graph take() { return std::move(graph_); }
 
@@ -120,6 +124,7 @@ class GraphBuilder {
     const char* bias_suffix = ".bias";
   };
   bool is_gguf() const { return spec_.naming == NamingScheme::kGguf; }
+  Projection whole_projection(const std::string& module, std::size_t rows, std::size_t columns) const;
   std::string file_name(const std::string& module, const std::string& gguf) const;  // of a module of the whole model
   std::string file_name(const std::string& module, const std::string& gguf, std::size_t layer) const;
   enum class ExpertPart : std::uint8_t { kGate, kUp, kDown };
@@ -133,6 +138,7 @@ class GraphBuilder {
   void norm_of_heads(parallel::Node& norm, const AttentionModules& modules, bool queries, std::size_t layer);
   std::size_t attention_of(std::size_t layer);
   std::size_t rotary_of(const RopeSpec& rope);
+  std::size_t embedding_size() const { return spec_.embedding_size != 0 ? spec_.embedding_size : spec_.hidden_size; }
   std::size_t inner_of(std::size_t size) const;
   ValueId inner_product(ValueId h, const FeedForwardModules& modules, std::size_t which, std::size_t layer,
                         const std::string& gguf_suffix = {});
@@ -168,11 +174,13 @@ struct DecoderModules {
   std::string feed_forward_post_norm = {};
   std::string final_norm = "model.norm";
   std::string head = "lm_head";  // where it is not the embedding
+  std::string head_projection = {};
   BuildBranch attention = standard_attention;
   BuildBranch feed_forward = standard_feed_forward;
 };
 
-/// The decoder that all families are. With spec.parallel_residual both branches of a layer read the same x.
+/// The decoder that all families are. With spec.parallel_residual both branches of a layer read the same x; with spec.norms_of_sums
+/// x = norm(x + branch(x)).
 parallel::Graph build_decoder(const ModelSpec& spec, const DecoderModules& modules = {});
 
 }  // namespace lockstep::engine

@@ -23,7 +23,8 @@ void fix(ModelSpec& spec) {
 void read(const JsonFields& fields, ModelSpec& spec) {
   fix(spec);
   read_attention_bias(fields, true, true, spec);
-  read_windows(fields, [](const JsonFields&, std::size_t layer) { return layer % 2 == 0; }, spec);
+  read_windows(
+      fields, [](const JsonFields&, std::size_t layer) { return layer % 2 == 0; }, spec);
   const std::string function = fields.text("hidden_act").value_or("silu");
   if (function != "silu") fields.fail("hidden_act", "'" + function + "' is not supported in this family; supported: 'silu'");
   const double slope = fields.number("swiglu_alpha", 0.0, 1e3).value_or(kSlope);

@@ -75,6 +75,7 @@ struct ModelSpec {
   std::size_t head_dim = 0;  // need not be hidden_size / num_heads
   std::size_t intermediate_size = 0;
   std::size_t vocab_size = 0;
+  std::size_t embedding_size = 0;  // columns of the embedding and of the head, between which and x there are projections; 0: hidden_size
   std::size_t max_position_embeddings = 0;
   NormSpec norm;
   RopeSpec rope;
@@ -90,6 +91,8 @@ struct ModelSpec {
   bool attention_sinks = false;      // a learned score of each query head
   bool head_norms = false;           // of each query and key head, before they are rotated
   bool parallel_residual = false;    // attention and feed-forward of a layer read the same x
+  bool norms_of_sums = false;        // the norms of a layer are of what x is once a branch was added, and become x
+  bool final_norm = true;            // before the head
   bool tie_word_embeddings = false;  // the embedding is the head too; a head tensor that is there all the same is not read
 
   // Layer by layer; empty: alike in all of them.

@@ -1,4 +1,5 @@
-// The layout of MXFP4 in the checkpoints of gpt-oss (numbers: OCP Microscaling Formats, 2023), and the blocks of GGUF files that hold the same.
+// The layout of MXFP4 in the checkpoints of gpt-oss (numbers: OCP Microscaling Formats, 2023), and the blocks of GGUF files that hold the
+// same.
 #include <utility>
 #include <vector>
 
