@@ -9,8 +9,8 @@ namespace lockstep::parallel {
 namespace {
 
 std::string op_name(const RankNode& node) {
-  const std::string norm = node.norm == device::Norm::Kind::kRms ? "rms_norm" : "layer_norm";
-  const std::string function(device::name_of(node.gating.function));
+  std::string norm = node.norm == device::Norm::Kind::kRms ? "rms_norm" : "layer_norm";
+  std::string function(device::name_of(node.gating.function));
   switch (node.op) {
     case RankOp::kEmbed: return "embed";
     case RankOp::kAddPositions: return "add_positions";

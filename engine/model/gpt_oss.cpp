@@ -22,6 +22,10 @@ void fix(ModelSpec& spec) {
 
 void read(const JsonFields& fields, ModelSpec& spec) {
   fix(spec);
+  // The reference has defaults of its own for these, which no checkpoint needs.
+  const bool states_rotation = fields.find("rope_theta") != nullptr && fields.find("rope_scaling") != nullptr;
+  if (!states_rotation && fields.find("rope_parameters") == nullptr)
+    fields.fail("rope_scaling", "it and rope_theta, or rope_parameters, are needed");
   read_attention_bias(fields, true, true, spec);
   read_windows(
       fields, [](const JsonFields&, std::size_t layer) { return layer % 2 == 0; }, spec);

@@ -56,7 +56,7 @@ struct StoredTensor {
   /// Set for a matrix that is put together from several stored tensors; it has no place of its own, only rows of type `dtype`.
   std::shared_ptr<const PackedMatrix> packed = nullptr;
   std::optional<device::DType> load_dtype = std::nullopt;  // what it is best loaded as, where that is not `dtype`
-  std::string format = "";                                 // "GPTQ 4-bit", for people; empty: the name of `dtype` says it
+  std::string format = {};                                 // "GPTQ 4-bit", for people; empty: the name of `dtype` says it
 
   /// As a matrix: the last axis are the columns, all others together the rows. A vector of n is [1, n].
   std::size_t columns() const { return shape.empty() ? 1 : shape.back(); }

@@ -170,6 +170,8 @@ TEST(HfConfig, TheGateOfExpertsIsLimitedAsTheConfigurationSays) {
   EXPECT_FALSE(spec_of(changed("gpt-oss", {{"quantization_config", {{"quant_method", "mxfp4"}}}})).experts.stored_in_out);
   const auto error = [](const json& changes) { return error_of([&] { spec_of(changed("gpt-oss", changes)); }); };
   EXPECT_THAT(error({{"swiglu_alpha", 1.0}}), HasSubstr("config.json: swiglu_alpha: is 1.000000; 1.702 is supported"));
+  EXPECT_THAT(error({{"rope_scaling", nullptr}}),
+              HasSubstr("config.json: rope_scaling: it and rope_theta, or rope_parameters, are needed"));
   EXPECT_THAT(error({{"hidden_act", "gelu"}}), HasSubstr("config.json: hidden_act: 'gelu' is not supported in this family"));
   EXPECT_THAT(error({{"swiglu_limit", -1.0}}), HasSubstr("config.json: swiglu_limit"));
   EXPECT_THAT(error({{"num_experts_per_tok", 5}}), HasSubstr("config.json: num_experts_per_tok"));

@@ -71,7 +71,9 @@ class TwoFolders {
     floats("lm_head.weight", {kVocabulary, kHidden});
     nlohmann::json config = nlohmann::json::parse(R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64,
         "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 2, "vocab_size": 33,
-        "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 4, "max_position_embeddings": 64, "rope_theta": 150000.0})");
+        "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 4, "max_position_embeddings": 64, "rope_theta": 150000.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 16,
+                         "truncate": false}})");
     plain_.write("config.json", config.dump());
     plain_.write("model.safetensors", plain.str());
     config["quantization_config"] = {{"quant_method", "mxfp4"}, {"modules_to_not_convert", {"model.layers.*.self_attn"}}};
