@@ -142,7 +142,7 @@ void swiglu_op(benchmark::State& state, Isa isa, std::size_t rows) {
   const auto device = make_cpu_device({1, isa});
   const Owned x = make_matrix(*device, Activation::kFloat32, rows, 3072),
               blocks = make_matrix(*device, Activation::kInt8Blocks, rows, 1536);
-  for (auto _ : state) device->gated(Nonlinearity::kSilu, x.matrix, rows, blocks.matrix);
+  for (auto _ : state) device->gated({Nonlinearity::kSilu}, x.matrix, rows, blocks.matrix);
   const double bytes = static_cast<double>(rows * (3072 * 4 + 1536 / 32 * (32 + 12)));
   state.counters["GB/s"] = benchmark::Counter(1e-9 * static_cast<double>(state.iterations()) * bytes, benchmark::Counter::kIsRate);
   if (rows > 1) state.counters["probe_GB/s"] = 1e-9 * measure_read_bandwidth(1, std::size_t{200} << 20, 0.3);

@@ -22,6 +22,7 @@ std::string_view name_of(Nonlinearity function) {
     case Nonlinearity::kGelu: return "gelu";
     case Nonlinearity::kGeluTanh: return "gelu_tanh";
     case Nonlinearity::kRelu: return "relu";
+    case Nonlinearity::kGeluQuick: return "gelu_quick";
   }
   return "?";
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -189,14 +190,24 @@ struct Norm {
 
 /// The function of a feed-forward block (docs/numerics.md, N4).
 enum class Nonlinearity : std::uint8_t {
-  kSilu,      // x / (1 + e^-x)
-  kGelu,      // x * Phi(x), Phi the normal distribution: the one with erf
-  kGeluTanh,  // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
-  kRelu,      // max(x, 0)
+  kSilu,       // x / (1 + e^-x)
+  kGelu,       // x * Phi(x), Phi the normal distribution: the one with erf
+  kGeluTanh,   // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
+  kRelu,       // max(x, 0)
+  kGeluQuick,  // x / (1 + e^(-1.702 x))
 };
 
-/// "silu", "gelu", "gelu_tanh", "relu".
+/// "silu", "gelu", "gelu_tanh", "relu", "gelu_quick".
 std::string_view name_of(Nonlinearity function);
+
+/// How gate and up of a feed-forward block become one: function(min(gate, limit)) * (max(-limit, min(up, limit)) + up_offset).
+struct Gating {
+  Nonlinearity function = Nonlinearity::kSilu;
+  float limit = std::numeric_limits<float>::infinity();  // that: none
+  float up_offset = 0.0f;
+
+  bool operator==(const Gating&) const = default;
+};
 
 /// cos and sin of every position: [num_positions, rotary_dim / 2] each, fp32.
 struct RotaryTable {
@@ -212,10 +223,12 @@ struct Routing {
   bool renormalised = false;  // the softmax is over the chosen ones, else over all
 };
 
-/// One expert of a rank: its inner columns. `down` has a root for each leaf.
+/// One expert of a rank: its inner columns. `down` has a root for each leaf. Biases are fp32 in device memory; null: zeros.
 struct Expert {
   const Weight* gate_up = nullptr;
   const Weight* down = nullptr;
+  const float* gate_up_bias = nullptr;  // [rows of gate_up]
+  const float* down_bias = nullptr;     // [rows of down]: added to the first leaf here, so only the rank with the first leaf of all has it
 };
 
 /// The top of a row of logits: the largest value, and the lowest id that has it.
@@ -291,9 +304,11 @@ class Device {
   virtual void rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
                                  std::size_t layer) = 0;
   /// Causal attention of the queries in `qkv` over the cache, as stored. out of either type, [T, num_heads * head_dim].
-  virtual void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) = 0;
-  /// out = function(gate) * up. gate_up kFloat32 [T, 2 * n]: gate, then up. out of either type, [T, n].
-  virtual void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) = 0;
+  /// sinks: fp32 [num_heads] in device memory, a score of each head that takes part in the softmax and has no value; null: there are none.
+  virtual void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out,
+                         const float* sinks = nullptr) = 0;
+  /// out = gate and up, made one. gate_up kFloat32 [T, 2 * n]: gate, then up. out of either type, [T, n].
+  virtual void gated(const Gating& gating, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) = 0;
   /// out = function(x). x kFloat32 [T, n]; out of either type, [T, n].
   virtual void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) = 0;
   // Ops in place, on kFloat32.
@@ -320,10 +335,10 @@ class Device {
 
   /// out[t, e] = the weight of expert e for token t, 0 where it is not chosen. logits, out kFloat32 [T, experts].
   virtual void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) = 0;
-  /// out = the sum over the chosen experts of weight * down(function(gate) * up), leaf by leaf: experts ascending, then the leaves to roots
-  /// as `leaves` says (docs/numerics.md, "Experts"). h [T, hidden] of the type that activation_for() names for gate and up; routing [T,
-  /// experts] of route(); out kFloat32 as that of linear().
-  virtual void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, Nonlinearity function,
+  /// out = the sum over the chosen experts of weight * down(gate and up, made one), leaf by leaf: experts ascending, then the leaves to
+  /// roots as `leaves` says (docs/numerics.md, "Experts"). h [T, hidden] of the type that activation_for() names for gate and up; routing
+  /// [T, experts] of route(); out kFloat32 as that of linear().
+  virtual void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, const Gating& gating,
                        std::span<const Leaf> leaves, const Matrix& out) = 0;
 
   /// out = x as the other type.

@@ -33,6 +33,7 @@ struct ModelDims {
 enum class ShardKind : std::uint8_t {
   kReplicated,
   kVocabularyRows,      // embedding and LM head: a rank has rows of some ids; what they give is gathered
+  kQueryHeads,          // a number for each query head: those of this rank's
   kQueryRows,           // column-parallel: the rows that make this rank's query heads
   kKvRows,              // column-parallel: the rows that make the KV heads which this rank's query heads read
   kFeedForwardRows,     // column-parallel: the rows that make this rank's inner columns
@@ -123,11 +124,11 @@ enum class Op : std::uint8_t {
   kNormAllHeads,     // likewise over all heads of the model together: a reduction over ranks
   kLinear,           // h -> product with the stacked `weights`
   kRotateAndAppend,  // qkv: rotates queries and keys, appends to the cache
-  kAttention,        // qkv -> a
+  kAttention,        // qkv -> a; the sinks of the heads in `weights`, where there are any
   kGated,            // gate_up -> f
   kActivate,         // u -> f
   kRoute,            // router logits -> weights of the experts
-  kExperts,          // h, weights of the experts -> their sum; gate, up and down of each in `weights`
+  kExperts,          // h, weights of the experts -> their sum; gate, up and down of each in `weights`, and in `biases`, where there are any
   kGateRows,         // p *= sigmoid(g), for g of one column, in place
   kAdd,              // x += p (+ bias)
   kSelectLogitRows,  // x -> the rows whose logits are wanted
@@ -145,12 +146,12 @@ struct Node {
   std::string tap_input = {};  // kAdd: likewise for the input, its bias included
 
   device::Norm::Kind norm = device::Norm::Kind::kRms;
-  float eps = 0.0f;                                             // of the norm
-  device::Nonlinearity function = device::Nonlinearity::kSilu;  // kGated, kActivate, kExperts
-  float factor = 1.0f;                                          // kScale, kSoftCap
-  std::size_t offset = 0;                                       // kAddPositions
-  std::size_t attention = kNone;                                // of Graph::attentions: kRotateAndAppend, kAttention
-  device::Routing routing = {};                                 // kRoute, kExperts
+  float eps = 0.0f;               // of the norm
+  device::Gating gating = {};     // kGated, kExperts; its function alone: kActivate
+  float factor = 1.0f;            // kScale, kSoftCap
+  std::size_t offset = 0;         // kAddPositions
+  std::size_t attention = kNone;  // of Graph::attentions: kRotateAndAppend, kAttention
+  device::Routing routing = {};   // kRoute, kExperts
 };
 
 /// A model as data: what is computed, in order, before any rank is known.

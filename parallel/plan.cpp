@@ -25,6 +25,21 @@ const char* suffix_of(Activation type) {
 
 bool row_parallel(ShardKind kind) { return kind == ShardKind::kAttentionColumns || kind == ShardKind::kFeedForwardColumns; }
 
+/// Whether the op reads its output, too.
+bool is_in_place(Op op) {
+  switch (op) {
+    case Op::kAddPositions:
+    case Op::kScale:
+    case Op::kSoftCap:
+    case Op::kNormHeads:
+    case Op::kNormAllHeads:
+    case Op::kRotateAndAppend:
+    case Op::kGateRows:
+    case Op::kAdd: return true;
+    default: return false;
+  }
+}
+
 std::vector<std::size_t> scaled(const std::vector<std::size_t>& ends, std::size_t factor) {
   std::vector<std::size_t> result(ends);
   for (std::size_t& end : result) end *= factor;
@@ -95,6 +110,7 @@ class Planner {
     const auto times = [](Range range, std::size_t factor) { return Range{range.begin * factor, range.end * factor}; };
     switch (tensor.shard) {
       case ShardKind::kVocabularyRows: return shard().vocabulary;
+      case ShardKind::kQueryHeads: return shard().heads;
       case ShardKind::kQueryRows: return times(shard().heads, head_dim);
       case ShardKind::kKvRows: return times(shard().kv_heads, head_dim);
       case ShardKind::kFeedForwardRows: return shard().inner_columns(tensor.inner);
@@ -227,7 +243,9 @@ class Planner {
           wanted = type;
         }
       }
-      if (reader.output == value) break;
+      if (reader.output != value) continue;
+      if (is_in_place(reader.op)) return Activation::kFloat32;
+      break;
     }
     return wanted.value_or(Activation::kFloat32);
   }
@@ -238,7 +256,7 @@ class Planner {
                           .name = std::move(name),
                           .norm = node.norm,
                           .eps = node.eps,
-                          .function = node.function,
+                          .gating = node.gating,
                           .factor = node.factor,
                           .offset = node.offset,
                           .attention = node.attention,
@@ -330,6 +348,12 @@ class Planner {
       experts.push_back(add_weight({node.weights[i + 2]}));
       for (device::Leaf& leaf : out_.weights[experts.back()].spec.leaves) leaf = {.end = leaf.end, .merges = 0, .ends_root = true};
     }
+    std::vector<std::size_t> biases;
+    const bool has_first_leaf = shard().inner_leaves(first_down.inner).begin == 0;
+    for (std::size_t i = 0; i < node.biases.size(); i += 3) {
+      biases.push_back(add_vector({node.biases[i], node.biases[i + 1]}));
+      biases.push_back(has_first_leaf ? add_vector({node.biases[i + 2]}) : kNone);
+    }
     const std::size_t input = input_as(node, activation_for_(first_gate.dtype), name);
     const std::size_t output = value_of(node.output, Activation::kFloat32);
     std::vector<device::Leaf> leaves = leaves_of_product(first_down, 0);
@@ -342,6 +366,7 @@ class Planner {
     sum.output = output;
     sum.residual = value_of(node.inputs.at(1), Activation::kFloat32);
     sum.experts = std::move(experts);
+    sum.expert_biases = std::move(biases);
     sum.leaves = std::move(leaves);
     if (!alone()) all_reduce(node, name, output, tree_of(first_down));
   }
@@ -434,7 +459,7 @@ class Planner {
         norm.input = value_of(node.inputs.front(), Activation::kFloat32);
         return;
       }
-      case Op::kAttention: add_from_floats(RankOp::kAttention, index, name); return;
+      case Op::kAttention: add_from_floats(RankOp::kAttention, index, name).vector = add_vector(node.weights); return;
       case Op::kGated: add_from_floats(RankOp::kGated, index, name); return;
       case Op::kActivate: add_from_floats(RankOp::kActivate, index, name); return;
       case Op::kAddPositions: add_in_place(RankOp::kAddPositions, node, name).weight = add_weight(node.weights); return;
@@ -455,8 +480,10 @@ class Planner {
     }
   }
 
-  void add_from_floats(RankOp op, std::size_t index, const std::string& name) {
-    add_producer(op, index, name).input = value_of(graph_.nodes[index].inputs.front(), Activation::kFloat32);
+  RankNode& add_from_floats(RankOp op, std::size_t index, const std::string& name) {
+    RankNode& made = add_producer(op, index, name);
+    made.input = value_of(graph_.nodes[index].inputs.front(), Activation::kFloat32);
+    return made;
   }
 
   /// A node that reads floats, where it reads anything but its output, and writes floats.

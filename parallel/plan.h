@@ -72,7 +72,7 @@ struct RankNode {
   std::size_t input = kNone;        // value
   std::size_t output = kNone;       // value
   std::size_t weight = kNone;       // of RankGraph::weights
-  std::size_t vector = kNone;       // of RankGraph::vectors: what is added to a product or a delta
+  std::size_t vector = kNone;       // of RankGraph::vectors: what is added to a product or a delta; kAttention: the sinks
   std::size_t residual = kNone;     // value: the x of kAddNorm
   std::size_t norm_weight = kNone;  // of RankGraph::vectors: of all norms
   std::size_t norm_bias = kNone;
@@ -85,15 +85,16 @@ struct RankNode {
 
   device::Norm::Kind norm = device::Norm::Kind::kRms;  // these as in Node
   float eps = 0.0f;
-  device::Nonlinearity function = device::Nonlinearity::kSilu;
+  device::Gating gating = {};
   float factor = 1.0f;
   std::size_t offset = 0;
   std::size_t attention = kNone;  // of RankGraph::attentions
   device::Routing routing = {};
   std::size_t heads = 0;
   std::size_t norm_columns = 0;
-  std::vector<std::size_t> experts = {};  // of RankGraph::weights
-  std::vector<device::Leaf> leaves = {};  // kExperts: how the leaves of their sum become roots
+  std::vector<std::size_t> experts = {};        // of RankGraph::weights
+  std::vector<std::size_t> expert_biases = {};  // of RankGraph::vectors, as many as `experts`; those of down where the first leaf is
+  std::vector<device::Leaf> leaves = {};        // kExperts: how the leaves of their sum become roots
 };
 
 /// One rank's part of a model: pure data, printable, the same for every device.

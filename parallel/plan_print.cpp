@@ -9,8 +9,8 @@ namespace lockstep::parallel {
 namespace {
 
 std::string op_name(const RankNode& node) {
-  const std::string norm = node.norm == device::Norm::Kind::kRms ? "rms_norm" : "layer_norm";
-  const std::string function(device::name_of(node.function));
+  std::string norm = node.norm == device::Norm::Kind::kRms ? "rms_norm" : "layer_norm";
+  std::string function(device::name_of(node.gating.function));
   switch (node.op) {
     case RankOp::kEmbed: return "embed";
     case RankOp::kAddPositions: return "add_positions";
@@ -24,7 +24,7 @@ std::string op_name(const RankNode& node) {
     case RankOp::kLinear: return "linear";
     case RankOp::kRotateAndAppend: return "rotate_append";
     case RankOp::kAttention: return "attention";
-    case RankOp::kGated: return node.function == device::Nonlinearity::kSilu ? "swiglu" : "gated_" + function;
+    case RankOp::kGated: return node.gating.function == device::Nonlinearity::kSilu ? "swiglu" : "gated_" + function;
     case RankOp::kActivate: return function;
     case RankOp::kRoute: return fmt::format("route top {}", node.routing.per_token);
     case RankOp::kExperts: return "experts";
@@ -72,7 +72,8 @@ std::string print(const RankGraph& graph, bool all_layers) {
     text += fmt::format("n{:02} {:<16} {:<16} -> {:<20}", i, op_name(node), inputs, outputs);
     if (node.weight != kNone) text += "  " + weight_text(graph, graph.weights[node.weight]);
     if (!node.experts.empty())
-      text += fmt::format("  {} experts of {}", node.experts.size() / 2, weight_text(graph, graph.weights[node.experts[0]]));
+      text += fmt::format("  {} experts of {}{}", node.experts.size() / 2, weight_text(graph, graph.weights[node.experts[0]]),
+                          node.expert_biases.empty() ? "" : ", biases");
     for (const std::size_t vector : {node.vector, node.norm_weight, node.norm_bias})
       if (vector != kNone) text += fmt::format("  {}[{}]", graph.vectors[vector].name, graph.vectors[vector].size);
     if (node.tree != kNone) text += fmt::format("  roots of ranks {}", fmt::join(graph.trees[node.tree].roots_per_rank, "+"));

@@ -42,12 +42,12 @@ seed() {
   printf '%s' "${content/"$text"/"$replacement"}" >"$scratch/$name/tree/$file"
 }
 
-# Objects of the backend and of the program that the file goes into. dependents[OBJECT]: known for each file once.
+# Objects of the backend and of the program that the file goes into. (Its path is relative where ccache has a base folder.) dependents[OBJECT]: known for each file once.
 dependents_of() {
-  ninja -C "$build" -t deps 2>/dev/null | awk -v file="$root/$1" -v program="/$2.dir/" '
+  ninja -C "$build" -t deps 2>/dev/null | awk -v file="/$1" -v program="/$2.dir/" '
     /^[^ ].*: #deps/ { object = $1; sub(/:$/, "", object); next }
     { path = $1 }
-    path == file && (object ~ /lockstep_cuda_emulated\.dir/ || index(object, program)) { print object }' | sort -u
+    substr(path, length(path) - length(file) + 1) == file && (object ~ /lockstep_cuda_emulated\.dir/ || index(object, program)) { print object }' | sort -u
 }
 
 # Compiles them from the copy; the objects' paths are left in `objects`.

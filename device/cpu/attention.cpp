@@ -271,8 +271,9 @@ void AttentionRunner::finish(const AttentionCall& call, const Item& item, std::s
   const std::vector<std::uint32_t>& heads = heads_of_[item.kv_head];
   const std::size_t token = item.sequence->first_token + (item.first_query + query) / heads.size();
   const std::size_t head = heads[(item.first_query + query) % heads.size()];
-  if (call.floats != nullptr) return kernels_.finish_state(state, head_dim_, call.floats + (token * num_heads_ + head) * head_dim_);
-  kernels_.finish_state(state, head_dim_, row);
+  const float* sink = call.sinks == nullptr ? nullptr : call.sinks + head;
+  if (call.floats != nullptr) return kernels_.finish_state(state, head_dim_, sink, call.floats + (token * num_heads_ + head) * head_dim_);
+  kernels_.finish_state(state, head_dim_, sink, row);
   kernels_.quantise(row, head_dim_ / kBlock, int8_row(call.int8, token, head * head_dim_ / kBlock));
 }
 

@@ -22,6 +22,7 @@ struct AttentionCall {
   std::uint32_t window = 0;
   float soft_cap = 0.0f;          // see AttentionSpec
   const float* slopes = nullptr;  // [num_heads], or null
+  const float* sinks = nullptr;   // likewise
   bool appends = false;           // decode: rotates the queries for itself, and appends keys and values
   bool awaits = false;            // the products of other threads, before the first piece that reads them
   const RotaryTable* table = nullptr;

@@ -217,9 +217,17 @@ void merge_state(float* into, const float* from, std::size_t head_dim) {
   into[padded] = larger;
 }
 
-void finish_state(const float* state, std::size_t head_dim, float* out) {
-  const Floats sum = splat(state[round_up_16(head_dim) + 1]);
-  for (std::size_t d = 0; d < head_dim; d += 16) store_first(out + d, div(load(state + d), sum), lanes_left(head_dim, d));
+void finish_state(const float* state, std::size_t head_dim, const float* sink, float* out) {
+  const float maximum = state[round_up_16(head_dim)], sum = state[round_up_16(head_dim) + 1];
+  if (sink == nullptr) {
+    for (std::size_t d = 0; d < head_dim; d += 16) store_first(out + d, div(load(state + d), splat(sum)), lanes_left(head_dim, d));
+    return;
+  }
+  const float larger = maximum > *sink ? maximum : *sink;
+  float shifts[16] = {maximum - larger, *sink - larger};
+  store(shifts, exp_of(load(shifts)));
+  const Floats factor = splat(shifts[0]), all = splat(__builtin_fmaf(sum, shifts[0], shifts[1]));
+  for (std::size_t d = 0; d < head_dim; d += 16) store_first(out + d, div(mul(load(state + d), factor), all), lanes_left(head_dim, d));
 }
 
 /// Groups that the block table does not reach stay null.

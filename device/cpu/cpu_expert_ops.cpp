@@ -13,8 +13,8 @@ constexpr std::size_t kExpertBytes = std::size_t{64} << 20;  // of the leaf sums
 
 }  // namespace
 
-void CpuDevice::experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts,
-                        Nonlinearity function, std::span<const Leaf> leaves, const Matrix& out) {
+void CpuDevice::experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, const Gating& gating,
+                        std::span<const Leaf> leaves, const Matrix& out) {
   require(routing.columns == experts.size(), "experts: as many weights as experts are needed");
   flush();
   const Pause pause(*this);
@@ -23,7 +23,7 @@ void CpuDevice::experts(const Matrix& h, std::size_t num_rows, const Matrix& rou
   const std::size_t together = std::clamp<std::size_t>(kExpertBytes / (leaves.size() * hidden * sizeof(float) + 1), 1, 512);
   for (std::size_t first = 0; first < num_rows; first += together) {
     const std::size_t count = std::min(together, num_rows - first);
-    sum_experts(h, {first, count, num_rows}, floats_of(routing, num_rows), experts, function, leaves, out);
+    sum_experts(h, {first, count, num_rows}, floats_of(routing, num_rows), experts, gating, leaves, out);
   }
 }
 
@@ -35,7 +35,7 @@ Matrix CpuDevice::scratch_matrix(std::vector<std::byte>& memory, Activation type
 }
 
 /// The tokens of one expert go through its products together; then `leaf_sums_` [leaves, count, hidden] takes in what they give.
-void CpuDevice::sum_experts(const Matrix& h, Rows rows, const float* routing, std::span<const Expert> experts, Nonlinearity function,
+void CpuDevice::sum_experts(const Matrix& h, Rows rows, const float* routing, std::span<const Expert> experts, const Gating& gating,
                             std::span<const Leaf> leaves, const Matrix& out) {
   const std::size_t hidden = out.columns;
   leaf_sums_.assign(leaves.size() * rows.count * hidden, 0.0f);
@@ -51,19 +51,19 @@ void CpuDevice::sum_experts(const Matrix& h, Rows rows, const float* routing, st
     const Matrix in = scratch_matrix(expert_memory_[0], h.type, count, h.columns);
     gather_rows(h, expert_rows_, in);
     const Matrix products = scratch_matrix(expert_memory_[1], Activation::kFloat32, count, gate_up.spec().rows);
-    linear(in, count, gate_up, nullptr, products, 0);
+    linear(in, count, gate_up, experts[e].gate_up_bias, products, 0);
     // Where block types are multiplied with floats (--activation-dtype), h stands as floats.
     const bool as_floats = h.type == Activation::kFloat32 && info(gate_up.spec().dtype).block_quantised();
     const Activation inner_type = as_floats ? Activation::kFloat32 : activation_for(down.spec().dtype);
     const Matrix inner = scratch_matrix(expert_memory_[2], inner_type, count, gate_up.spec().rows / 2);
-    gated(function, products, count, inner);
+    gated(gating, products, count, inner);
     const Matrix partial = scratch_matrix(expert_memory_[3], Activation::kFloat32, leaves.size() * count, hidden);
     linear(inner, count, down, nullptr, partial, 0);
     const float* from = static_cast<const float*>(partial.data);
     over_rows({}, leaves.size() * count, [&](std::size_t, std::size_t i) {
       const std::size_t leaf = i / count, t = expert_rows_[i % count];
-      kernels_.add_scaled(&leaf_sums_[(leaf * rows.count + t - rows.first) * hidden], from + i * hidden, hidden,
-                          routing[t * experts.size() + e]);
+      kernels_.add_scaled(&leaf_sums_[(leaf * rows.count + t - rows.first) * hidden], from + i * hidden,
+                          leaf == 0 ? experts[e].down_bias : nullptr, hidden, routing[t * experts.size() + e]);
     });
   }
   add_leaves(rows, leaves, out);

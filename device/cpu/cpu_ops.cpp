@@ -125,7 +125,8 @@ void CpuDevice::rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, 
          });
 }
 
-void CpuDevice::attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) {
+void CpuDevice::attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out,
+                          const float* sinks) {
   const StepBatch& batch = step();
   AttentionCall call;
   call.cache = checked_cache(qkv, spec, cache, layer);
@@ -141,6 +142,7 @@ void CpuDevice::attention(const Matrix& qkv, const AttentionSpec& spec, KvCache&
     require(spec.slopes.size() == spec.num_heads, "attention: a slope for each head is needed");
     call.slopes = spec.slopes.data();
   }
+  call.sinks = sinks;
   const bool by_shares = has_parts_of_heads(qkv, spec);
   attention_.plan(batch, spec, by_shares);
   if (rotation_.rows != nullptr) {
@@ -170,20 +172,20 @@ void CpuDevice::attention(const Matrix& qkv, const AttentionSpec& spec, KvCache&
   if (rounds_later) convert({attended_.data(), out.columns, tokens, Activation::kFloat32}, tokens, out);
 }
 
-void CpuDevice::gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) {
+void CpuDevice::gated(const Gating& gating, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) {
   require(gate_up.columns == 2 * out.columns, "gated: the input must have twice the columns of the output");
   // The thread that has a share of the gate has the same of up: it finds what it wrote itself.
-  activate_columns(function, gate_up, shares_of_product(gate_up, num_rows, 2), floats_of(gate_up, num_rows) + out.columns, num_rows, out);
+  activate_columns(gating, gate_up, shares_of_product(gate_up, num_rows, 2), floats_of(gate_up, num_rows) + out.columns, num_rows, out);
 }
 
 void CpuDevice::activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) {
   require(x.columns == out.columns, "activate: the columns differ");
-  activate_columns(function, x, shares_of_product(x, num_rows, 1), nullptr, num_rows, out);
+  activate_columns({function}, x, shares_of_product(x, num_rows, 1), nullptr, num_rows, out);
 }
 
 /// Every thread does its columns of all rows: those that begin in its share of the product `own`, else an even part. Where a block lies in
 /// the shares of two, the first waits for the other one, behind all else.
-void CpuDevice::activate_columns(Nonlinearity function, const Matrix& x, const LinearWeight* own, const float* up, std::size_t num_rows,
+void CpuDevice::activate_columns(const Gating& gating, const Matrix& x, const LinearWeight* own, const float* up, std::size_t num_rows,
                                  const Matrix& out) {
   const bool blocks = out.type == Activation::kInt8Blocks;
   const float* from = floats_of(x, num_rows);
@@ -192,11 +194,11 @@ void CpuDevice::activate_columns(Nonlinearity function, const Matrix& x, const L
   const std::size_t n = out.columns, unit = blocks ? kBlock : 1;
   if (blocks) reserve_scratch(n * sizeof(float));
   copies_.set_valid(out, false);
-  const auto columns_of_all = [=, this, stride = x.columns](std::size_t thread, std::size_t first, std::size_t end) {
+  const auto columns_of_all = [=, this, gating = gating, stride = x.columns](std::size_t thread, std::size_t first, std::size_t end) {
     for (std::size_t t = 0; first < end && t < num_rows; ++t) {
       const RowOut row = row_out(out, t);
       float* to = blocks ? reinterpret_cast<float*>(scratch_[thread].data()) : row.floats + first;
-      kernels_.activate(function, from + t * stride + first, up == nullptr ? nullptr : up + t * stride + first, end - first, to);
+      kernels_.activate(gating, from + t * stride + first, up == nullptr ? nullptr : up + t * stride + first, end - first, to);
       if (blocks) kernels_.quantise(to, (end - first) / kBlock, int8_row(int8_view(out), t, first / kBlock));
     }
   };

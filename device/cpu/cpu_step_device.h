@@ -96,8 +96,9 @@ class CpuDevice final : public Device {
               std::size_t out_column) override;
   void rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
                          std::size_t layer) override;
-  void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) override;
-  void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override;
+  void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out,
+                 const float* sinks) override;
+  void gated(const Gating& gating, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override;
   void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override;
   void add_positions(const Weight& table, std::size_t offset, const Matrix& x) override;
   void scale(const Matrix& x, std::size_t num_rows, float factor) override;
@@ -110,7 +111,7 @@ class CpuDevice final : public Device {
   void norm_by_square(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_columns, const Matrix& squares,
                       std::size_t norm_columns, const float* weight, float eps) override;
   void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) override;
-  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, Nonlinearity function,
+  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, const Gating& gating,
                std::span<const Leaf> leaves, const Matrix& out) override;
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override;
   void top_of_rows(const Matrix& logits, std::size_t num_rows) override;
@@ -222,7 +223,7 @@ class CpuDevice final : public Device {
   void expand_table_row(const LinearWeight& table, std::size_t index, std::size_t thread, std::span<float> row);
 
   Matrix scratch_matrix(std::vector<std::byte>& memory, Activation type, std::size_t rows, std::size_t columns) const;
-  void sum_experts(const Matrix& h, Rows rows, const float* routing, std::span<const Expert> experts, Nonlinearity function,
+  void sum_experts(const Matrix& h, Rows rows, const float* routing, std::span<const Expert> experts, const Gating& gating,
                    std::span<const Leaf> leaves, const Matrix& out);
   void add_leaves(Rows rows, std::span<const Leaf> leaves, const Matrix& out);
 
@@ -235,7 +236,7 @@ class CpuDevice final : public Device {
 
   static RowAccesses read_of(const RowPlace& place);
 
-  void activate_columns(Nonlinearity function, const Matrix& x, const LinearWeight* own, const float* up, std::size_t num_rows,
+  void activate_columns(const Gating& gating, const Matrix& x, const LinearWeight* own, const float* up, std::size_t num_rows,
                         const Matrix& out);
 
   /// Gives every thread its copy of a row that stands in `x` only.

@@ -85,5 +85,6 @@ LOCKSTEP_INLINE Floats activation_of(Floats x) {
   if constexpr (kFunction == Nonlinearity::kSilu) return div(x, add(splat(1.0f), exp_of(sub(zero(), x))));
   if constexpr (kFunction == Nonlinearity::kGelu) return gelu_of(x);
   if constexpr (kFunction == Nonlinearity::kGeluTanh) return gelu_tanh_of(x);
+  if constexpr (kFunction == Nonlinearity::kGeluQuick) return div(x, add(splat(1.0f), exp_of(mul(x, splat(-1.702f)))));
   return max_of(zero(), x);  // NaN and -0 are the second operand and stay
 }

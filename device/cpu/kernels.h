@@ -110,14 +110,15 @@ struct Kernels {
   /// x += delta + bias, if `delta` is not null (`bias` may be); then out = norm of x, which may be x.
   void (*norm)(float* x, const float* delta, const float* bias, std::size_t columns, const Norm& norm, const RowOut& out);
   void (*quantise)(const float* x, std::size_t blocks, const Int8Row& out);
-  /// out = function(gate) * up; a null `up` is ones.
-  void (*activate)(Nonlinearity function, const float* gate, const float* up, std::size_t columns, float* out);
+  /// out = gate and up, made one; a null `up` is ones, and is not limited.
+  void (*activate)(const Gating& gating, const float* gate, const float* up, std::size_t columns, float* out);
   void (*add)(float* x, const float* delta, const float* bias, std::size_t columns);
   float (*square_sum)(const float* x, std::size_t columns);
   /// x = x / sqrt(mean_square + eps) * weight.
   void (*norm_by_square)(float* x, std::size_t columns, float mean_square, const float* weight, float eps);
   void (*scale)(float* x, std::size_t columns, float factor);
-  void (*add_scaled)(float* sum, const float* x, std::size_t columns, float factor);  // sum = fma(factor, x, sum)
+  /// sum = fma(factor, x + bias, sum); `bias` may be null.
+  void (*add_scaled)(float* sum, const float* x, const float* bias, std::size_t columns, float factor);
   void (*soft_cap)(float* x, std::size_t columns, float cap);
   void (*exponentials)(const float* x, std::size_t count, float* out);  // exp of each
   Top (*top)(const float* logits, std::size_t count);
@@ -136,7 +137,8 @@ struct Kernels {
                  std::size_t state_stride, std::size_t span_stride, float* scratch);
   std::size_t (*attend_scratch_floats)(std::size_t head_dim);
   void (*merge_state)(float* into, const float* from, std::size_t head_dim);
-  void (*finish_state)(const float* state, std::size_t head_dim, float* out);
+  /// The values over the sum of exponentials, into which `sink` goes first, where it is not null.
+  void (*finish_state)(const float* state, std::size_t head_dim, const float* sink, float* out);
 
   // For the probes of what this machine can do.
   std::uint64_t (*read_bytes)(const std::byte* from, std::size_t count);  // touches every byte

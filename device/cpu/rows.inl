@@ -19,23 +19,36 @@ void exponentials(const float* x, std::size_t count, float* out) {
   }
 }
 
-template <Nonlinearity kFunction>
-LOCKSTEP_INLINE void activate_row(const float* gate, const float* up, std::size_t columns, float* out) {
+template <Nonlinearity kFunction, bool kLimited>
+LOCKSTEP_INLINE void activate_row(const Gating& gating, const float* gate, const float* up, std::size_t columns, float* out) {
+  const Floats limit = splat(gating.limit), lowest = splat(-gating.limit), offset = splat(gating.up_offset);
   for (std::size_t i = 0; i < columns; i += 16) {
     const std::size_t n = lanes_left(columns, i);
-    const Floats x = load_first(gate + i, n);
+    Floats x = load_first(gate + i, n);
+    if constexpr (kLimited) x = min_of(limit, x);  // NaN is the second operand and stays
     Floats y = activation_of<kFunction>(x);
-    if (up) y = mul(y, load_first(up + i, n));
+    if (up) {
+      Floats factor = load_first(up + i, n);
+      if constexpr (kLimited) factor = add(max_of(lowest, min_of(limit, factor)), offset);
+      y = mul(y, factor);
+    }
     store_first(out + i, y, n);
   }
 }
 
-void activate(Nonlinearity function, const float* gate, const float* up, std::size_t columns, float* out) {
-  switch (function) {
-    case Nonlinearity::kSilu: return activate_row<Nonlinearity::kSilu>(gate, up, columns, out);
-    case Nonlinearity::kGelu: return activate_row<Nonlinearity::kGelu>(gate, up, columns, out);
-    case Nonlinearity::kGeluTanh: return activate_row<Nonlinearity::kGeluTanh>(gate, up, columns, out);
-    case Nonlinearity::kRelu: return activate_row<Nonlinearity::kRelu>(gate, up, columns, out);
+template <Nonlinearity kFunction>
+LOCKSTEP_INLINE void activate_row(const Gating& gating, const float* gate, const float* up, std::size_t columns, float* out) {
+  if (gating.limit < __builtin_inff() || gating.up_offset != 0.0f) return activate_row<kFunction, true>(gating, gate, up, columns, out);
+  activate_row<kFunction, false>(gating, gate, up, columns, out);
+}
+
+void activate(const Gating& gating, const float* gate, const float* up, std::size_t columns, float* out) {
+  switch (gating.function) {
+    case Nonlinearity::kSilu: return activate_row<Nonlinearity::kSilu>(gating, gate, up, columns, out);
+    case Nonlinearity::kGelu: return activate_row<Nonlinearity::kGelu>(gating, gate, up, columns, out);
+    case Nonlinearity::kGeluTanh: return activate_row<Nonlinearity::kGeluTanh>(gating, gate, up, columns, out);
+    case Nonlinearity::kRelu: return activate_row<Nonlinearity::kRelu>(gating, gate, up, columns, out);
+    case Nonlinearity::kGeluQuick: return activate_row<Nonlinearity::kGeluQuick>(gating, gate, up, columns, out);
   }
 }
 
@@ -125,10 +138,12 @@ void scale(float* x, std::size_t columns, float factor) {
   }
 }
 
-void add_scaled(float* sum, const float* x, std::size_t columns, float factor) {
+void add_scaled(float* sum, const float* x, const float* bias, std::size_t columns, float factor) {
   for (std::size_t i = 0; i < columns; i += 16) {
     const std::size_t n = lanes_left(columns, i);
-    store_first(sum + i, fma(splat(factor), load_first(x + i, n), load_first(sum + i, n)), n);
+    Floats v = load_first(x + i, n);
+    if (bias) v = add(v, load_first(bias + i, n));
+    store_first(sum + i, fma(splat(factor), v, load_first(sum + i, n)), n);
   }
 }
 

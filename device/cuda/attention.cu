@@ -51,7 +51,7 @@ std::size_t attention_scratch_bytes(const HeadMap& heads, const StepLimits& limi
 }
 
 void attention(const Launch& where, Rows qkv, const StepView& step, const HeadMap& heads, float scale, std::uint32_t window,
-               const CudaKvCache& cache, std::size_t layer, void* scratch, Rows out, const ScoreBend& bend) {
+               const CudaKvCache& cache, std::size_t layer, void* scratch, Rows out, const ScoreBend& bend, const float* sinks) {
   if (step.num_sequences == 0 || heads.num_heads == 0) return;
   if (out.type == Activation::kInt8Blocks) throw std::invalid_argument("the CUDA device has no attention with int8 outputs");
   const bool is_exact = out.type == Activation::kFloat32, is_decode = step.max_tokens_of_sequence <= 1;
@@ -65,6 +65,8 @@ void attention(const Launch& where, Rows qkv, const StepView& step, const HeadMa
   arguments.cache = view_of(cache, layer);
   arguments.scale = is_exact ? scale : scale * kLog2E;
   arguments.bend = bend;
+  arguments.sinks = sinks;
+  arguments.sink_factor = is_exact ? 1.0f : kLog2E;
   if (!is_exact) {  // to base 2, as the scale
     arguments.bend.soft_cap *= kLog2E;
     arguments.bend.slope_factor *= kLog2E;

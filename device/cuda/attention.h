@@ -32,6 +32,7 @@ void rotate_and_append(const Launch& launch, Rows qkv, const StepView& step, con
 /// them: the same bits. `scratch` has attention_scratch_bytes; it must be zero before the first call, and is kept for the next ones: the
 /// counters at its beginning, two words for each multiprocessor, are left zero.
 void attention(const Launch& launch, Rows qkv, const StepView& step, const HeadMap& heads, float scale, std::uint32_t window,
-               const CudaKvCache& cache, std::size_t layer, void* scratch, Rows out, const ScoreBend& bend = {});
+               const CudaKvCache& cache, std::size_t layer, void* scratch, Rows out, const ScoreBend& bend = {},
+               const float* sinks = nullptr);
 
 }  // namespace lockstep::device::cuda

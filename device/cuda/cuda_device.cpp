@@ -256,7 +256,8 @@ class CudaDeviceOnStream final : public CudaDevice {
                             static_cast<const CudaKvCache&>(cache), layer);
   }
 
-  void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) override {
+  void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out,
+                 const float* sinks) override {
     const HeadMap heads = head_map(spec);
     const auto& own = static_cast<const CudaKvCache&>(cache);
     const std::size_t bytes = attention_scratch_bytes(heads, step_->limits(), own.spec().block_size, multiprocessors_);
@@ -265,11 +266,11 @@ class CudaDeviceOnStream final : public CudaDevice {
       check(cudaMemsetAsync(scratch_.data(), 0, bytes, stream_), "clearing memory");
     }
     cuda::attention(launch(), rows_of(qkv), step_of(cache, layer), heads, spec.scale, spec.window, own, layer, scratch_.data(),
-                    rows_of(out), {.soft_cap = spec.soft_cap, .slopes = slopes_of(spec)});
+                    rows_of(out), {.soft_cap = spec.soft_cap, .slopes = slopes_of(spec)}, sinks);
   }
 
-  void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
-    cuda::gated(launch(), function, rows_of(gate_up), num_rows, rows_of(out));
+  void gated(const Gating& gating, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
+    cuda::gated(launch(), gating, rows_of(gate_up), num_rows, rows_of(out));
   }
 
   void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override {
@@ -307,9 +308,9 @@ class CudaDeviceOnStream final : public CudaDevice {
     cuda::route(launch(), rows_of(logits), num_rows, routing, rows_of(out));
   }
 
-  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, Nonlinearity function,
+  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, const Gating& gating,
                std::span<const Leaf> leaves, const Matrix& out) override {
-    expert_sums_.run(launch(), rows_of(h), num_rows, rows_of(routing), experts, function, leaves, rows_of(out));
+    expert_sums_.run(launch(), rows_of(h), num_rows, rows_of(routing), experts, gating, leaves, rows_of(out));
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {

@@ -56,8 +56,8 @@ Rows ExpertSums::matrix(DeviceMemory& memory, Activation type, std::size_t num_r
   return {memory.data(), columns, stride, type};
 }
 
-void ExpertSums::run(const Launch& where, Rows h, std::size_t num_rows, Rows routing, std::span<const Expert> experts,
-                     Nonlinearity function, std::span<const Leaf> leaves, Rows out) {
+void ExpertSums::run(const Launch& where, Rows h, std::size_t num_rows, Rows routing, std::span<const Expert> experts, const Gating& gating,
+                     std::span<const Leaf> leaves, Rows out) {
   const LeafMerges merges = merges_of(leaves);
   const std::size_t hidden = out.columns, num_leaves = leaves.size();
   const std::size_t together = std::clamp<std::size_t>(kMostSumBytes / (num_leaves * hidden * sizeof(float) + 1), 1, 512);
@@ -70,16 +70,17 @@ void ExpertSums::run(const Launch& where, Rows h, std::size_t num_rows, Rows rou
       const auto& gate_up = static_cast<const CudaWeight&>(*experts[e].gate_up);
       const auto& down = static_cast<const CudaWeight&>(*experts[e].down);
       const Rows products = matrix(products_, Activation::kFloat32, count, gate_up.spec().rows);
-      linear(where, rows_from(h, first), count, gate_up, nullptr, products, 0);
+      linear(where, rows_from(h, first), count, gate_up, experts[e].gate_up_bias, products, 0);
       const Rows inner = matrix(inner_, activation_for(down.spec().dtype), count, gate_up.spec().rows / 2);
-      gated(where, function, products, count, inner);
+      gated(where, gating, products, count, inner);
       const Rows partial = matrix(partial_, Activation::kFloat32, num_leaves * count, hidden);
       linear(where, inner, count, down, nullptr, partial, 0);
       const float* weights = static_cast<const float*>(routing.data) + first * routing.stride + e;
-      check(launch(add_expert_rows<float>, grid_of(num_leaves * count, hidden), dim3(kRowThreads), 0, where.stream,
-                   mutable_rows<float>(sums), const_rows(partial), weights, static_cast<unsigned>(routing.stride),
-                   static_cast<unsigned>(count), static_cast<unsigned>(hidden), aligned && is_aligned(partial)),
-            "launching add_expert_rows");
+      check(
+          launch(add_expert_rows<float>, grid_of(num_leaves * count, hidden), dim3(kRowThreads), 0, where.stream, mutable_rows<float>(sums),
+                 const_rows(partial), experts[e].down_bias, weights, static_cast<unsigned>(routing.stride), static_cast<unsigned>(count),
+                 static_cast<unsigned>(hidden), aligned && is_aligned(partial) && is_aligned(experts[e].down_bias)),
+          "launching add_expert_rows");
     }
     check(launch(add_leaf_rows<float>, grid_of(count, hidden), dim3(kRowThreads), 0, where.stream, merges, mutable_rows<float>(sums),
                  mutable_rows<float>(rows_from(out, first)), num_rows, static_cast<unsigned>(hidden), aligned),

@@ -16,7 +16,7 @@ void route(const Launch& launch, Rows logits, std::size_t num_rows, const Routin
 class ExpertSums {
  public:
   /// @throws std::invalid_argument if there are more leaves than the kernels take.
-  void run(const Launch& launch, Rows h, std::size_t num_rows, Rows routing, std::span<const Expert> experts, Nonlinearity function,
+  void run(const Launch& launch, Rows h, std::size_t num_rows, Rows routing, std::span<const Expert> experts, const Gating& gating,
            std::span<const Leaf> leaves, Rows out);
 
  private:

@@ -22,24 +22,25 @@ void launch_norm(const Launch& where, const Norm& norm, const NormArguments& arg
 
 /// `up` follows `gate` in each row of `from`, or there is none.
 template <Nonlinearity kFunction>
-void launch_activate(const Launch& where, const Rows& from, bool has_up, std::size_t num_rows, const Rows& out) {
+void launch_activate(const Launch& where, const Gating& gating, const Rows& from, bool has_up, std::size_t num_rows, const Rows& out) {
   const auto columns = static_cast<unsigned>(out.columns);
   const bool aligned = is_aligned(from) && columns % 4 == 0 && is_aligned(out);
   dispatch(out.type, [&](auto* element) {
     using Element = std::remove_pointer_t<decltype(element)>;
     check(launch(activate_rows<kFunction, Element>, grid_of(num_rows, columns), dim3(kRowThreads), 0, where.stream, const_rows(from),
-                 has_up, columns, aligned, mutable_rows<Element>(out)),
+                 has_up, gating.limit, gating.up_offset, columns, aligned, mutable_rows<Element>(out)),
           "launching activate_rows");
   });
 }
 
-void launch_activate(const Launch& where, Nonlinearity function, const Rows& from, bool has_up, std::size_t num_rows, const Rows& out) {
+void launch_activate(const Launch& where, const Gating& gating, const Rows& from, bool has_up, std::size_t num_rows, const Rows& out) {
   if (num_rows == 0 || out.columns == 0) return;
-  switch (function) {
-    case Nonlinearity::kSilu: return launch_activate<Nonlinearity::kSilu>(where, from, has_up, num_rows, out);
-    case Nonlinearity::kGelu: return launch_activate<Nonlinearity::kGelu>(where, from, has_up, num_rows, out);
-    case Nonlinearity::kGeluTanh: return launch_activate<Nonlinearity::kGeluTanh>(where, from, has_up, num_rows, out);
-    case Nonlinearity::kRelu: return launch_activate<Nonlinearity::kRelu>(where, from, has_up, num_rows, out);
+  switch (gating.function) {
+    case Nonlinearity::kSilu: return launch_activate<Nonlinearity::kSilu>(where, gating, from, has_up, num_rows, out);
+    case Nonlinearity::kGelu: return launch_activate<Nonlinearity::kGelu>(where, gating, from, has_up, num_rows, out);
+    case Nonlinearity::kGeluTanh: return launch_activate<Nonlinearity::kGeluTanh>(where, gating, from, has_up, num_rows, out);
+    case Nonlinearity::kRelu: return launch_activate<Nonlinearity::kRelu>(where, gating, from, has_up, num_rows, out);
+    case Nonlinearity::kGeluQuick: return launch_activate<Nonlinearity::kGeluQuick>(where, gating, from, has_up, num_rows, out);
   }
 }
 
@@ -73,12 +74,12 @@ void add_norm(const Launch& where, Rows x, Rows delta, std::size_t num_rows, con
   launch_norm(where, norm, norm_arguments(x, &delta, bias, norm, out), num_rows, out);
 }
 
-void gated(const Launch& where, Nonlinearity function, Rows gate_up, std::size_t num_rows, Rows out) {
-  launch_activate(where, function, gate_up, true, num_rows, out);
+void gated(const Launch& where, const Gating& gating, Rows gate_up, std::size_t num_rows, Rows out) {
+  launch_activate(where, gating, gate_up, true, num_rows, out);
 }
 
 void activate(const Launch& where, Nonlinearity function, Rows x, std::size_t num_rows, Rows out) {
-  launch_activate(where, function, x, false, num_rows, out);
+  launch_activate(where, {function}, x, false, num_rows, out);
 }
 
 void convert(const Launch& where, Rows x, std::size_t num_rows, Rows out) {

@@ -11,8 +11,8 @@ void norm(const Launch& launch, Rows x, std::size_t num_rows, const Norm& norm, 
 void add(const Launch& launch, Rows x, Rows delta, std::size_t num_rows, const float* bias);
 /// x += delta (+ bias), out = norm(x).
 void add_norm(const Launch& launch, Rows x, Rows delta, std::size_t num_rows, const float* bias, const Norm& norm, Rows out);
-/// out = function(gate) * up.
-void gated(const Launch& launch, Nonlinearity function, Rows gate_up, std::size_t num_rows, Rows out);
+/// out = gate and up, made one.
+void gated(const Launch& launch, const Gating& gating, Rows gate_up, std::size_t num_rows, Rows out);
 void activate(const Launch& launch, Nonlinearity function, Rows x, std::size_t num_rows, Rows out);
 void convert(const Launch& launch, Rows x, std::size_t num_rows, Rows out);
 /// out row i = from row rows[i]; `rows` is in device memory.

@@ -21,6 +21,7 @@ using parallel::Width;
 AttentionModules AttentionModules::standard(const ModelSpec& spec, const std::string& module) {
   AttentionModules modules{.q = module + ".q_proj", .k = module + ".k_proj", .v = module + ".v_proj", .o = module + ".o_proj"};
   if (spec.head_norms) modules.q_norm = module + ".q_norm", modules.k_norm = module + ".k_norm";
+  if (spec.attention_sinks) modules.sinks = module + ".sinks";
   return modules;
 }
 
@@ -49,14 +50,17 @@ GraphBuilder::GraphBuilder(const ModelSpec& spec) : spec_(spec) {
 }
 
 GraphBuilder::ValueId GraphBuilder::embedding(const EmbeddingModules& modules) {
+  const bool projected = spec_.embedding_size != 0;
   ValueId x = value(modules.norm.empty() ? "x" : "e", Width::kHidden);
+  const ValueId embedded = projected ? value("embedded", Width::kFixed, 0, spec_.embedding_size) : x;
   parallel::Node& embed = node(Op::kEmbed, 0);
-  embed.output = x;
+  embed.output = embedded;
   embed.weights = {weight_of({.module = modules.tokens,
                               .rows = spec_.vocab_size,
-                              .columns = spec_.hidden_size,
+                              .columns = embedding_size(),
                               .shard = ShardKind::kVocabularyRows,
                               .part = {.name = file_name(modules.tokens, "token_embd")}})};
+  if (projected) linear(embedded, x, {whole_projection(modules.projection, spec_.hidden_size, spec_.embedding_size)}, false, 0);
   if (spec_.embedding_scale != 1.0f) scale(x, spec_.embedding_scale, 0);
   if (!modules.positions.empty()) {
     parallel::Node& positions = node(Op::kAddPositions, 0);
@@ -70,6 +74,12 @@ GraphBuilder::ValueId GraphBuilder::embedding(const EmbeddingModules& modules) {
   if (!modules.norm.empty()) x = norm(x, modules.norm, kOutsideLayers, "token_embd_norm", "x");
   graph_.nodes.back().tap = "layer.0.in";
   return x;
+}
+
+/// A product that every rank does by itself.
+GraphBuilder::Projection GraphBuilder::whole_projection(const std::string& module, std::size_t rows, std::size_t columns) const {
+  if (is_gguf() || module.empty()) throw std::logic_error("a projection of the embedding has no name in these files");
+  return {.module = module, .rows = rows, .columns = columns, .part = {.name = file_name(module, "")}};
 }
 
 std::string GraphBuilder::file_name(const std::string& module, const std::string& gguf) const {
@@ -144,6 +154,11 @@ GraphBuilder::Sum GraphBuilder::attention(ValueId h, const AttentionModules& mod
   attend.inputs = {qkv};
   attend.output = heads;
   attend.attention = attention;
+  if (!modules.sinks.empty()) {
+    parallel::TensorDecl sinks{.name = modules.sinks, .columns = spec_.num_heads, .shard = ShardKind::kQueryHeads};
+    sinks.stored.name = file_name(modules.sinks, "attn_sinks.weight", layer);
+    attend.weights = {tensor(std::move(sinks))};
+  }
   const ValueId sum = value("p", Width::kHidden);
   Projection output{modules.o, spec_.hidden_size, spec_.num_heads * spec_.head_dim, ShardKind::kAttentionColumns};
   output.part = {.name = file_name(modules.o, "attn_output", layer), .transposed = modules.transposed && !is_gguf()};
@@ -242,7 +257,7 @@ GraphBuilder::ValueId GraphBuilder::inner_product(ValueId h, const FeedForwardMo
   parallel::Node& activation = node(gated ? Op::kGated : Op::kActivate, layer);
   activation.inputs = {up};
   activation.output = inner;
-  activation.function = spec_.activation;
+  activation.gating = gating();
   return inner;
 }
 
@@ -254,63 +269,6 @@ GraphBuilder::Sum GraphBuilder::feed_forward(ValueId h, const FeedForwardModules
   down.part = {.name = file_name(modules.down, "ffn_down", layer), .transposed = modules.transposed && !is_gguf()};
   linear(inner, sum, {down}, false, layer);
   return {sum, spec_.mlp_bias ? std::optional(bias_of(down)) : std::nullopt};
-}
-
-/// In GGUF files the experts of a layer are one tensor, one behind the other.
-GraphBuilder::Projection GraphBuilder::expert_projection(const std::string& module, const std::string& gguf, std::size_t expert,
-                                                         Projection projection, std::size_t layer) const {
-  projection.module = module;
-  projection.part.name = file_name(module, gguf, layer);
-  if (is_gguf()) projection.part.shape = {spec_.experts.count, projection.rows}, projection.part.first = expert * projection.rows;
-  return projection;
-}
-
-GraphBuilder::Sum GraphBuilder::experts(ValueId h, const ExpertModules& modules, std::size_t layer) {
-  const ExpertSpec& spec = spec_.experts;
-  const std::size_t hidden = spec_.hidden_size, inner = inner_of(spec.intermediate_size);
-  const ValueId logits = value("router", Width::kFixed, 0, spec.count), weights = value("routing", Width::kFixed, 0, spec.count);
-  linear(h, logits,
-         {{.module = modules.router,
-           .rows = spec.count,
-           .columns = hidden,
-           .part = {.name = file_name(modules.router, "ffn_gate_inp", layer)}}},
-         false, layer);
-  parallel::Node& route = node(Op::kRoute, layer);
-  route.inputs = {logits};
-  route.output = weights;
-  route.routing = {.per_token = spec.per_token, .renormalised = spec.renormalised};
-  const ValueId sum = value("p", Width::kHidden);
-  const Projection rows{"", spec.intermediate_size, hidden, ShardKind::kFeedForwardRows, false, inner};
-  const Projection columns{"", hidden, spec.intermediate_size, ShardKind::kFeedForwardColumns, false, inner};
-  parallel::Node mixture{.op = Op::kExperts, .inputs = {h, weights}, .output = sum, .layer = layer, .function = spec_.activation};
-  for (std::size_t expert = 0; expert < spec.count; ++expert) {
-    const std::string module = modules.experts + "." + std::to_string(expert) + ".";
-    mixture.weights.push_back(weight_of(expert_projection(module + modules.gate, "ffn_gate_exps", expert, rows, layer)));
-    mixture.weights.push_back(weight_of(expert_projection(module + modules.up, "ffn_up_exps", expert, rows, layer)));
-    mixture.weights.push_back(weight_of(expert_projection(module + modules.down, "ffn_down_exps", expert, columns, layer)));
-  }
-  graph_.nodes.push_back(std::move(mixture));
-  if (modules.shared.empty()) return {sum};
-
-  const FeedForwardModules shared = FeedForwardModules::standard(modules.shared);
-  const std::size_t shared_size = inner_of(spec.shared_intermediate_size);
-  const ValueId of_all = value("p.shared", Width::kHidden);
-  const ValueId shared_inner = inner_product(h, shared, shared_size, layer, "_shexp");
-  Projection down{shared.down, hidden, spec.shared_intermediate_size, ShardKind::kFeedForwardColumns, false, shared_size};
-  down.part.name = file_name(shared.down, "ffn_down_shexp", layer);
-  linear(shared_inner, of_all, {down}, false, layer);
-  const ValueId gate = value("shared.gate", Width::kFixed, 0, 1);
-  Projection gate_row{.module = modules.shared_gate, .rows = 1, .columns = hidden};
-  gate_row.part.name = file_name(modules.shared_gate, "ffn_gate_inp_shexp", layer);
-  gate_row.stored_as_vector = is_gguf();
-  linear(h, gate, {gate_row}, false, layer);
-  parallel::Node& gated = node(Op::kGateRows, layer);
-  gated.inputs = {gate};
-  gated.output = of_all;
-  parallel::Node& both = node(Op::kAdd, layer);
-  both.inputs = {of_all};
-  both.output = sum;
-  return {sum};
 }
 
 void GraphBuilder::add(ValueId x, const Sum& sum, Branch branch, std::size_t layer, const std::string& post_norm) {
@@ -330,19 +288,35 @@ void GraphBuilder::add(ValueId x, const Sum& sum, Branch branch, std::size_t lay
   graph_.nodes.push_back(std::move(added));
 }
 
-void GraphBuilder::head(ValueId x, const std::string& norm_module, const std::string& head_module) {
+GraphBuilder::ValueId GraphBuilder::norm_of_sum(ValueId x, const std::string& module, Branch branch, std::size_t layer) {
+  // Two values by turns, so that no norm writes where it reads.
+  const bool attends = branch == Branch::kAttention;
+  const ValueId normed = norm(x, module, layer, attends ? "attn_norm" : "ffn_norm", attends ? "y" : "x");
+  if (!attends) std::swap(graph_.nodes.back().tap, graph_.nodes[graph_.nodes.size() - 2].tap);
+  return normed;
+}
+
+void GraphBuilder::head(ValueId x, const std::string& norm_module, const std::string& head_module, const std::string& projection) {
   const std::size_t after_layers = spec_.num_layers;
   const ValueId selected = value("x.selected", Width::kHidden);
   parallel::Node& select = node(Op::kSelectLogitRows, after_layers);
   select.inputs = {x};
   select.output = selected;
-  const ValueId h = norm(selected, norm_module, kOutsideLayers, "output_norm", "h.selected");
-  graph_.nodes.back().tap = "final_norm";
+  ValueId h = selected;
+  if (spec_.final_norm) {
+    h = norm(selected, norm_module, kOutsideLayers, "output_norm", "h.selected");
+    graph_.nodes.back().tap = "final_norm";
+  }
+  if (spec_.embedding_size != 0) {
+    const ValueId projected = value("projected", Width::kFixed, 0, spec_.embedding_size);
+    linear(h, projected, {whole_projection(projection, spec_.embedding_size, spec_.hidden_size)}, false, after_layers);
+    h = projected;
+  }
   const ValueId logits = value("logits", Width::kVocabulary);
   linear(h, logits,
          {{.module = head_module,
            .rows = spec_.vocab_size,
-           .columns = spec_.hidden_size,
+           .columns = embedding_size(),
            .shard = ShardKind::kVocabularyRows,
            .part = {.name = file_name(head_module, "output")}}},
          spec_.head_bias, after_layers);
@@ -368,10 +342,16 @@ parallel::TensorId GraphBuilder::weight_of(const Projection& projection) {
   parallel::TensorDecl decl{projection.module + ".weight", projection.rows, projection.columns, projection.shard, projection.rotary_rows};
   decl.inner = projection.inner;
   decl.stored = projection.part;
-  decl.stored.name += ".weight";
-  if (decl.stored.shape.empty() && !projection.stored_as_vector) decl.stored.shape = {projection.rows};
-  decl.stored.shape.push_back(projection.columns);
-  if (decl.stored.transposed) std::swap(decl.stored.shape.front(), decl.stored.shape.back());
+  parallel::StoredPart& stored = decl.stored;
+  stored.name += projection.weight_suffix;
+  if (stored.shape.empty() && !projection.stored_as_vector) stored.shape = {projection.rows};
+  if (stored.transposed) {
+    stored.first_column += projection.stack_place * projection.columns;
+  } else if (projection.stack_place != 0) {
+    stored.first += projection.stack_place * stored.shape.back();
+  }
+  stored.shape.push_back(projection.columns);
+  if (stored.transposed) std::swap(stored.shape.back(), stored.shape[stored.shape.size() - 2]);
   return tensor(std::move(decl));
 }
 
@@ -382,10 +362,15 @@ parallel::TensorId GraphBuilder::bias_of(const Projection& projection) {
                             projection.rotary_rows};
   decl.inner = projection.inner;
   decl.stored = projection.part;
-  decl.stored.name += ".bias";
+  decl.stored.name += projection.bias_suffix;
   decl.stored.transposed = false;
   if (decl.stored.shape.empty()) decl.stored.shape = {projection.rows};
+  decl.stored.first += projection.stack_place * decl.stored.shape.back();
   return tensor(std::move(decl));
+}
+
+device::Gating GraphBuilder::gating() const {
+  return {.function = spec_.activation, .limit = spec_.activation_limit, .up_offset = spec_.up_offset};
 }
 
 void GraphBuilder::scale(ValueId value, float factor, std::size_t layer) {
@@ -426,16 +411,23 @@ GraphBuilder::Sum standard_feed_forward(GraphBuilder& builder, const ModelSpec&,
 parallel::Graph build_decoder(const ModelSpec& spec, const DecoderModules& modules) {
   using Branch = GraphBuilder::Branch;
   GraphBuilder builder(spec);
-  const auto x = builder.embedding(modules.embedding);
+  auto x = builder.embedding(modules.embedding);
   for (std::size_t layer = 0; layer < spec.num_layers; ++layer) {
     const std::string module = modules.layers + std::to_string(layer);
     const auto named = [&](const std::string& norm) { return norm.empty() ? norm : std::string(module).append(".").append(norm); };
+    if (spec.norms_of_sums) {
+      builder.add(x, modules.attention(builder, spec, x, module, layer), Branch::kAttention, layer);
+      x = builder.norm_of_sum(x, named(modules.attention_norm), Branch::kAttention, layer);
+      builder.add(x, modules.feed_forward(builder, spec, x, module, layer), Branch::kFeedForward, layer);
+      x = builder.norm_of_sum(x, named(modules.feed_forward_norm), Branch::kFeedForward, layer);
+      continue;
+    }
     const bool own_norm = !modules.feed_forward_norm.empty();
     const auto h = modules.attention_norm.empty() ? x : builder.norm(x, named(modules.attention_norm), layer, "attn_norm");
     // Side by side, both norms are of the same x: before the attention is added.
     auto fed = spec.parallel_residual ? h : x;
     const auto norm_again = [&] {
-      fed = builder.norm(x, named(modules.feed_forward_norm), layer, "ffn_norm", spec.parallel_residual ? "h2" : "h");
+      fed = builder.norm(x, named(modules.feed_forward_norm), layer, modules.feed_forward_norm_gguf, spec.parallel_residual ? "h2" : "h");
     };
     if (own_norm && spec.parallel_residual) norm_again();
     builder.add(x, modules.attention(builder, spec, h, module, layer), Branch::kAttention, layer, named(modules.attention_post_norm));
@@ -443,7 +435,7 @@ parallel::Graph build_decoder(const ModelSpec& spec, const DecoderModules& modul
     builder.add(x, modules.feed_forward(builder, spec, fed, module, layer), Branch::kFeedForward, layer,
                 named(modules.feed_forward_post_norm));
   }
-  builder.head(x, modules.final_norm, spec.tie_word_embeddings ? modules.embedding.tokens : modules.head);
+  builder.head(x, modules.final_norm, spec.tie_word_embeddings ? modules.embedding.tokens : modules.head, modules.head_projection);
   return builder.take();
 }
 

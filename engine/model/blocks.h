@@ -32,6 +32,7 @@ struct EmbeddingModules {
   std::string positions = {};
   std::size_t position_offset = 0;
   std::string norm = {};
+  std::string projection = {};  // of the embedding to x, where the model has one
 };
 
 /// The modules of an attention block. Modules are named as in Hugging Face files, without ".weight": those are the canonical names of
@@ -40,13 +41,14 @@ struct EmbeddingModules {
 struct AttentionModules {
   std::string q, k, v, o;
   std::string q_norm = {}, k_norm = {};  // empty: none
+  std::string sinks = {};                // empty: none; a vector, which files call as the module
   HeadNorms head_norms = HeadNorms::kAlike;
   bool head_norm_bias = false;
   std::string fused = {};  // the stored tensor of q, k and v
   Fusion fusion = Fusion::kNone;
   bool transposed = false;  // all of them are stored [in, out]
 
-  /// module.q_proj, .k_proj, .v_proj, .o_proj, and .q_norm, .k_norm where the model has norms of heads.
+  /// module.q_proj, .k_proj, .v_proj, .o_proj, and .q_norm, .k_norm, .sinks where the model has them.
   static AttentionModules standard(const ModelSpec& spec, const std::string& module);
 };
 
@@ -64,6 +66,9 @@ struct ExpertModules {
   std::string router;
   std::string experts;  // modules `experts`.N.gate ...
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
+  /// One stored tensor `experts`.fused has gate and up of all experts, row by row in turn, and `experts`.down all of down; the names of
+  /// biases end in _bias. Each expert stands as ExpertSpec::stored_in_out says. (In GGUF files there is a tensor each, of rows.)
+  std::string fused = {};
   std::string shared = {};  // a feed-forward module with the standard names
   std::string shared_gate = {};
 };
@@ -93,11 +98,14 @@ class GraphBuilder {
   Sum feed_forward(ValueId h, const FeedForwardModules& modules, std::size_t layer);
   Sum experts(ValueId h, const ExpertModules& modules, std::size_t layer);
 
+  /// The norm of the sum x, where the layer goes on with it.
+  ValueId norm_of_sum(ValueId x, const std::string& module, Branch branch, std::size_t layer);
   /// x += what a branch of the layer gives, or, with `post_norm`, its norm.
   void add(ValueId x, const Sum& sum, Branch branch, std::size_t layer, const std::string& post_norm = {});
 
-  /// logits = W norm(x), for the rows whose logits are wanted.
-  void head(ValueId x, const std::string& norm_module, const std::string& head_module);
+  /// logits = W norm(x), for the rows whose logits are wanted; where the model has such, with a projection to the size of the embedding
+  /// between the two.
+  void head(ValueId x, const std::string& norm_module, const std::string& head_module, const std::string& projection = {});
 
   parallel::Graph take() { return std::move(graph_); }
 
@@ -110,13 +118,17 @@ class GraphBuilder {
     bool rotary_rows = false;
     std::size_t inner = 0;
     parallel::StoredPart part = {};  // named as the module in the files; its shape, where it has one, without the columns
+    std::size_t stack_place = 0;     // which it is of those that stand in the stored tensor one behind the other, along the first axis
     bool stored_as_vector = false;   // one row, without an axis for it
+    const char* weight_suffix = ".weight";  // of the names in the files
+    const char* bias_suffix = ".bias";
   };
   bool is_gguf() const { return spec_.naming == NamingScheme::kGguf; }
+  Projection whole_projection(const std::string& module, std::size_t rows, std::size_t columns) const;
   std::string file_name(const std::string& module, const std::string& gguf) const;  // of a module of the whole model
   std::string file_name(const std::string& module, const std::string& gguf, std::size_t layer) const;
-  Projection expert_projection(const std::string& module, const std::string& gguf, std::size_t expert, Projection projection,
-                               std::size_t layer) const;
+  enum class ExpertPart : std::uint8_t { kGate, kUp, kDown };
+  Projection expert_projection(const ExpertModules& modules, ExpertPart part, std::size_t expert, std::size_t layer) const;
   parallel::TensorId weight_of(const Projection& projection);
   parallel::TensorId bias_of(const Projection& projection);
   parallel::TensorId norm_weight(const std::string& module, const std::string& stored, std::size_t columns,
@@ -126,10 +138,12 @@ class GraphBuilder {
   void norm_of_heads(parallel::Node& norm, const AttentionModules& modules, bool queries, std::size_t layer);
   std::size_t attention_of(std::size_t layer);
   std::size_t rotary_of(const RopeSpec& rope);
+  std::size_t embedding_size() const { return spec_.embedding_size != 0 ? spec_.embedding_size : spec_.hidden_size; }
   std::size_t inner_of(std::size_t size) const;
   ValueId inner_product(ValueId h, const FeedForwardModules& modules, std::size_t which, std::size_t layer,
                         const std::string& gguf_suffix = {});
   void linear(ValueId in, ValueId out, const std::vector<Projection>& projections, bool bias, std::size_t layer);
+  device::Gating gating() const;
   void scale(ValueId value, float factor, std::size_t layer);
   parallel::TensorId tensor(parallel::TensorDecl tensor);
   ValueId value(const std::string& name, parallel::Width width, std::size_t inner = 0, std::size_t columns = 0);
@@ -156,14 +170,17 @@ struct DecoderModules {
   std::string attention_norm = "input_layernorm";
   std::string attention_post_norm = {};  // of what attention gives, before it is added
   std::string feed_forward_norm = "post_attention_layernorm";
+  std::string feed_forward_norm_gguf = "ffn_norm";
   std::string feed_forward_post_norm = {};
   std::string final_norm = "model.norm";
   std::string head = "lm_head";  // where it is not the embedding
+  std::string head_projection = {};
   BuildBranch attention = standard_attention;
   BuildBranch feed_forward = standard_feed_forward;
 };
 
-/// The decoder that all families are. With spec.parallel_residual both branches of a layer read the same x.
+/// The decoder that all families are. With spec.parallel_residual both branches of a layer read the same x; with spec.norms_of_sums
+/// x = norm(x + branch(x)).
 parallel::Graph build_decoder(const ModelSpec& spec, const DecoderModules& modules = {});
 
 }  // namespace lockstep::engine

@@ -17,13 +17,14 @@ struct NamedFunction {
   std::string_view name;
   Nonlinearity function;
 };
-constexpr std::array<NamedFunction, 8> kFunctions{{{"silu", Nonlinearity::kSilu},
+constexpr std::array<NamedFunction, 9> kFunctions{{{"silu", Nonlinearity::kSilu},
                                                    {"swish", Nonlinearity::kSilu},
                                                    {"gelu", Nonlinearity::kGelu},
                                                    {"gelu_python", Nonlinearity::kGelu},
                                                    {"gelu_new", Nonlinearity::kGeluTanh},
                                                    {"gelu_pytorch_tanh", Nonlinearity::kGeluTanh},
                                                    {"gelu_fast", Nonlinearity::kGeluTanh},
+                                                   {"quick_gelu", Nonlinearity::kGeluQuick},
                                                    {"relu", Nonlinearity::kRelu}}};
 
 }  // namespace
@@ -33,7 +34,8 @@ void read_activation(const JsonFields& fields, const char* key, ModelSpec& spec)
   if (!stated) return;
   const auto found = std::find_if(kFunctions.begin(), kFunctions.end(), [&](const NamedFunction& known) { return known.name == *stated; });
   if (found == kFunctions.end()) {
-    fields.fail(key, quote(*stated) + " is not supported; supported: 'silu', 'gelu', 'gelu_new', 'gelu_pytorch_tanh', 'relu'");
+    fields.fail(key,
+                quote(*stated) + " is not supported; supported: 'silu', 'gelu', 'gelu_new', 'gelu_pytorch_tanh', 'quick_gelu', 'relu'");
   }
   spec.activation = found->function;
 }

@@ -89,6 +89,9 @@ void read_float8(const JsonFields& fields, Quantisation& result) {
   read_block(fields, "weight_block_size", result);
 }
 
+/// The format has no variants.
+void read_mxfp4(const JsonFields&, Quantisation&) {}
+
 }  // namespace
 
 std::optional<Quantisation> quantisation_from_config(std::string_view config_json, const std::string& source) {
@@ -102,9 +105,12 @@ std::optional<Quantisation> quantisation_from_config(std::string_view config_jso
     Method method;
     void (*read)(const JsonFields&, Quantisation&);
   };
-  constexpr std::array kReaders{Reader{"gptq", Method::kGptq, read_gptq}, Reader{"awq", Method::kAwq, read_awq},
-                                Reader{"fp8", Method::kFloat8, read_float8}, Reader{"fbgemm_fp8", Method::kFloat8, read_float8},
-                                Reader{"compressed-tensors", Method::kFloat8, read_compressed_tensors}};
+  constexpr std::array kReaders{Reader{"gptq", Method::kGptq, read_gptq},
+                                Reader{"awq", Method::kAwq, read_awq},
+                                Reader{"fp8", Method::kFloat8, read_float8},
+                                Reader{"fbgemm_fp8", Method::kFloat8, read_float8},
+                                Reader{"compressed-tensors", Method::kFloat8, read_compressed_tensors},
+                                Reader{"mxfp4", Method::kMxfp4, read_mxfp4}};
   Quantisation result;
   result.source = source;
   result.name = fields.text("quant_method").value_or("of no name");

@@ -7,9 +7,10 @@ namespace {
 
 std::vector<const Family*> list_families() {
   std::vector<const Family*> all;
-  for (const auto families : {llama_families(), mistral_families(), qwen_families(), gpt2_families(), gemma_families(), phi3_families(),
-                              olmo2_families(), granite_families(), smollm3_families(), gpt_neox_families(), starcoder2_families(),
-                              stablelm_families(), cohere_families(), phi_families(), glm_families(), opt_families(), bloom_families()}) {
+  for (const auto families :
+       {llama_families(), mistral_families(), qwen_families(), gpt2_families(), gemma_families(), phi3_families(), olmo2_families(),
+        granite_families(), smollm3_families(), gpt_neox_families(), starcoder2_families(), stablelm_families(), cohere_families(),
+        phi_families(), glm_families(), opt_families(), bloom_families(), gpt_oss_families()}) {
     for (const Family& family : families) all.push_back(&family);
   }
   return all;

@@ -69,6 +69,7 @@ std::span<const Family> gemma_families();
 std::span<const Family> glm_families();
 std::span<const Family> gpt2_families();
 std::span<const Family> gpt_neox_families();
+std::span<const Family> gpt_oss_families();
 std::span<const Family> granite_families();
 std::span<const Family> llama_families();
 std::span<const Family> mistral_families();

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,7 +57,9 @@ struct ExpertSpec {
   std::size_t intermediate_size = 0;         // of an expert
   std::size_t shared_intermediate_size = 0;  // of the expert that every token goes through; 0: there is none
   bool renormalised = false;
-  std::vector<bool> layers;  // [num_layers]: which have experts
+  bool bias = false;          // of the router, and of gate, up and down of each expert
+  bool stored_in_out = true;  // where one tensor has all experts: each stands there as [in, out]; false: as rows
+  std::vector<bool> layers;   // [num_layers]: which have experts
 };
 
 /// What a model is, whichever kind of file said so. Values are in range: positive sizes with sane upper bounds, num_heads a multiple of
@@ -72,18 +75,24 @@ struct ModelSpec {
   std::size_t head_dim = 0;  // need not be hidden_size / num_heads
   std::size_t intermediate_size = 0;
   std::size_t vocab_size = 0;
+  std::size_t embedding_size = 0;  // columns of the embedding and of the head, between which and x there are projections; 0: hidden_size
   std::size_t max_position_embeddings = 0;
   NormSpec norm;
   RopeSpec rope;
   device::Nonlinearity activation = device::Nonlinearity::kSilu;
+  float activation_limit = std::numeric_limits<float>::infinity();  // of gate and up, see device::Gating
+  float up_offset = 0.0f;                                           // likewise
   ExpertSpec experts;
 
   bool attention_bias = false;         // of the q, k and v projections
   bool attention_output_bias = false;  // of the o projection
   bool mlp_bias = false;               // of gate, up and down
   bool head_bias = false;
+  bool attention_sinks = false;      // a learned score of each query head
   bool head_norms = false;           // of each query and key head, before they are rotated
   bool parallel_residual = false;    // attention and feed-forward of a layer read the same x
+  bool norms_of_sums = false;        // the norms of a layer are of what x is once a branch was added, and become x
+  bool final_norm = true;            // before the head
   bool tie_word_embeddings = false;  // the embedding is the head too; a head tensor that is there all the same is not read
 
   // Layer by layer; empty: alike in all of them.

@@ -100,10 +100,12 @@ void add_rows(const StoredTensor& stored, const parallel::TensorDecl& from, cons
   for (std::size_t row = 0; row < count; ++row) sources.emplace(place(to, in_gguf, row), place(from, spec, row));
   for (const auto& [row, source] : sources) {
     RowRun* last = runs.empty() ? nullptr : &runs.back();
-    if (last != nullptr && last->stored == &stored && last->row + last->count == row && last->from + last->count == source) {
+    const std::size_t first_column = from.stored.transposed ? from.stored.first_column : 0;
+    if (last != nullptr && last->stored == &stored && last->first_column == first_column && last->row + last->count == row &&
+        last->from + last->count == source) {
       ++last->count;
     } else {
-      runs.push_back({&stored, row, 1, source});
+      runs.push_back({&stored, row, 1, source, first_column});
     }
   }
 }
@@ -183,7 +185,7 @@ void check_same_model(const ModelSpec& read, const ModelSpec& written) {
        from.attentions == to.attentions && alike([](const Node& node) { return node.attention; }));
   same("rotary embedding (it keeps rope_theta and factors as fp32 numbers)", from.rotaries == to.rotaries);
   same("norms", alike([](const Node& node) { return std::pair(node.norm, node.eps); }));
-  same("activation function", alike([](const Node& node) { return node.function; }));
+  same("activation function or its limit", alike([](const Node& node) { return node.gating; }));
   same("choice of experts", alike([](const Node& node) { return std::pair(node.routing.per_token, node.routing.renormalised); }));
   same("scales and soft caps", alike([](const Node& node) { return std::pair(node.factor, node.offset); }));
   same("tensors", alike([](const Node& node) { return std::pair(node.weights, node.biases); }) &&

@@ -54,12 +54,15 @@ double bits_of(DType dtype) {
   return 8.0 * static_cast<double>(type.block_bytes) / static_cast<double>(type.block_size);
 }
 
-/// What all rows of a tensor are stored as; nothing if that differs, or if they are put together from packed ones.
+/// What all rows of a tensor are stored as; nothing if that differs, or if they are made of packed numbers that are not those of a block
+/// type.
 std::optional<DType> stored_type(const SourceTensor& source) {
   if (source.runs.empty()) return DType::kF32;
   const DType first = source.runs.front().stored->dtype;
-  const bool alike = std::all_of(source.runs.begin(), source.runs.end(),
-                                 [&](const RowRun& run) { return run.stored->dtype == first && !run.stored->packed; });
+  const bool alike = std::all_of(source.runs.begin(), source.runs.end(), [&](const RowRun& run) {
+    const bool as_they_are = !run.stored->packed || device::info(first).block_quantised();
+    return run.stored->dtype == first && as_they_are;
+  });
   return alike ? std::optional(first) : std::nullopt;
 }
 
@@ -72,6 +75,7 @@ void choose_type(const SourceTensor& source, DType wanted, bool is_head, Quantis
   const auto ends_with = [&](std::string_view end) { return source.name.ends_with(end); };
   if (wanted == DType::kF32) return choose(DType::kF32, "");
   if (source.shape.size() < 2) return choose(DType::kF32, "a vector");
+  if (ends_with(".bias")) return choose(DType::kF32, "biases");
   if (ends_with("_norm.weight")) return choose(DType::kF32, "weights of norms");
   if (ends_with("ffn_gate_inp.weight")) return choose(DType::kF32, "chooses experts");
   if (ends_with("position_embd.weight")) return choose(DType::kF32, "positions");

@@ -32,12 +32,12 @@ std::vector<RowRun> runs_within(const SourceTensor& tensor, std::size_t first, s
                               [](std::size_t row, const RowRun& each) { return row < each.row + each.count; });
   for (; run != tensor.runs.end() && run->row < first + count; ++run) {
     const std::size_t begin = std::max(run->row, first), end = std::min(run->row + run->count, first + count);
-    runs.push_back({run->stored, begin, end - begin, run->from + begin - run->row});
+    runs.push_back({run->stored, begin, end - begin, run->from + begin - run->row, run->first_column});
   }
   return runs;
 }
 
-/// `runs` of one stored tensor, from what lies between the first and the last of them.
+/// `runs` of one stored matrix, from what lies between the first and the last of them.
 SourceRows read_group(const WeightSource& weights, const SourceTensor& tensor, std::span<const RowRun> runs) {
   const StoredTensor& stored = *runs.front().stored;
   SourceRows rows{.stored = &stored, .dtype = stored.dtype, .row = runs.front().row};
@@ -58,7 +58,7 @@ SourceRows read_group(const WeightSource& weights, const SourceTensor& tensor, s
   }
   const std::size_t size = device::info(stored.dtype).block_bytes, columns = tensor.columns();
   std::vector<std::byte> read(columns * (high - low) * size);
-  weights.read_rows(stored, 0, columns, low, high - low, read);
+  weights.read_rows(stored, runs.front().first_column, columns, low, high - low, read);
   for (const RowRun& run : runs) {
     for (std::size_t row = 0; row < run.count; ++row) {
       for (std::size_t column = 0; column < columns; ++column)
@@ -85,7 +85,8 @@ std::vector<SourceRows> read_rows(const WeightSource& weights, const SourceTenso
   }
   const std::vector<RowRun> runs = runs_within(tensor, first, count);
   for (auto begin = runs.begin(); begin != runs.end();) {
-    const auto end = std::find_if(begin, runs.end(), [&](const RowRun& run) { return run.stored != begin->stored; });
+    const auto end = std::find_if(
+        begin, runs.end(), [&](const RowRun& run) { return run.stored != begin->stored || run.first_column != begin->first_column; });
     read.push_back(read_group(weights, tensor, {begin, end}));
     begin = end;
   }

@@ -13,7 +13,8 @@ struct RowRun {
   const StoredTensor* stored = nullptr;
   std::size_t row = 0;  // the first, in the new tensor
   std::size_t count = 0;
-  std::size_t from = 0;  // the first, in the stored one: of a transposed matrix a column
+  std::size_t from = 0;          // the first, in the stored one: of a transposed matrix a column
+  std::size_t first_column = 0;  // of a transposed matrix: the stored row that is column 0
 };
 
 /// A tensor on its way into a GGUF file: put together from rows of stored tensors, or from values.

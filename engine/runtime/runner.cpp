@@ -178,9 +178,11 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
     case RankOp::kRotateAndAppend:
       device_.rotate_and_append(input(), attentions_[node.attention], rotary_of(node), *kv_, node.layer);
       return;
-    case RankOp::kAttention: device_.attention(input(), attentions_[node.attention], *kv_, node.layer, output()); return;
-    case RankOp::kGated: device_.gated(node.function, input(), step.rows, output()); return;
-    case RankOp::kActivate: device_.activate(node.function, input(), step.rows, output()); return;
+    case RankOp::kAttention:
+      device_.attention(input(), attentions_[node.attention], *kv_, node.layer, output(), vector_of(node.vector));
+      return;
+    case RankOp::kGated: device_.gated(node.gating, input(), step.rows, output()); return;
+    case RankOp::kActivate: device_.activate(node.gating.function, input(), step.rows, output()); return;
     case RankOp::kRoute: device_.route(input(), step.rows, node.routing, output()); return;
     case RankOp::kExperts: sum_experts(node, step.rows); return;
     case RankOp::kGateRows: device_.gate_rows(output(), step.rows, input()); return;
@@ -205,9 +207,13 @@ device::Norm Runner::norm_of(const RankNode& node) const {
 
 void Runner::sum_experts(const RankNode& node, std::size_t rows) {
   std::vector<device::Expert> experts;
-  for (std::size_t i = 0; i < node.experts.size(); i += 2)
+  for (std::size_t i = 0; i < node.experts.size(); i += 2) {
     experts.push_back({shard_.weights[node.experts[i]].get(), shard_.weights[node.experts[i + 1]].get()});
-  device_.experts(values_[node.input], rows, values_[node.residual], experts, node.function, node.leaves, values_[node.output]);
+    if (node.expert_biases.empty()) continue;
+    experts.back().gate_up_bias = vector_of(node.expert_biases[i]);
+    experts.back().down_bias = vector_of(node.expert_biases[i + 1]);
+  }
+  device_.experts(values_[node.input], rows, values_[node.residual], experts, node.gating, node.leaves, values_[node.output]);
 }
 
 void Runner::check_token_ids(const device::StepBatch& batch) const {

@@ -38,8 +38,9 @@ class ShardLoader {
     for (const WeightPiece& piece : pieces) {
       const parallel::TensorDecl& decl = graph_.tensors[piece.tensor];
       const StoredTensor& stored = find(decl);
-      const MatrixSlice slice{decl.stored.row(piece.rows.begin), piece.rows.size(), piece.columns.begin, piece.columns.size()};
-      if (stored.packed && slice.num_rows > 0) packed_.emplace(&piece, source_.open_rows(stored, slice));
+      if (!stored.packed || piece.rows.size() == 0) continue;
+      const std::size_t first = decl.stored.row(piece.rows.begin), end = decl.stored.row(piece.rows.end - 1) + 1;
+      packed_.emplace(&piece, source_.open_rows(stored, {first, end - first, piece.columns.begin, piece.columns.size()}));
     }
   }
 
@@ -65,12 +66,20 @@ class ShardLoader {
   void read_vector(const WeightPiece& piece, std::span<float> to) const {
     const parallel::TensorDecl& decl = graph_.tensors[piece.tensor];
     const StoredTensor& stored = find(decl);
-    const std::size_t stored_size = stored.rows() * stored.columns();
-    std::vector<std::byte> bytes(stored.bytes);
-    source_.read(stored, 0, bytes);
-    std::vector<float> all(stored_size);
-    device::dequantise(stored.dtype, bytes, all);
-    for (std::size_t i = 0; i < piece.columns.size(); ++i) to[i] = all.at(stored_row(decl, piece.columns.begin + i)) + decl.offset;
+    if (to.empty()) return;
+    std::size_t low = SIZE_MAX, high = 0;
+    for (std::size_t i = piece.columns.begin; i < piece.columns.end; ++i) {
+      low = std::min(low, stored_row(decl, i));
+      high = std::max(high, stored_row(decl, i) + 1);
+    }
+    const device::DTypeInfo& type = device::info(stored.dtype);
+    const std::size_t first_block = low / type.block_size, end_block = (high + type.block_size - 1) / type.block_size;
+    std::vector<std::byte> bytes((end_block - first_block) * type.block_bytes);
+    source_.read(stored, std::uint64_t{first_block} * type.block_bytes, bytes);
+    std::vector<float> values((end_block - first_block) * type.block_size);
+    device::dequantise(stored.dtype, bytes, values);
+    for (std::size_t i = 0; i < to.size(); ++i)
+      to[i] = values.at(stored_row(decl, piece.columns.begin + i) - first_block * type.block_size) + decl.offset;
   }
 
  private:
@@ -166,10 +175,8 @@ void bind_tensors(parallel::Graph& graph, const ModelSpec& spec, const WeightSou
   for (parallel::TensorDecl& tensor : graph.tensors) {
     const StoredTensor& stored = source.require(tensor.file_name(), tensor.file_shape());
     const bool in_blocks = device::info(stored.dtype).block_quantised();
-    if (stored.packed && (tensor.stored.transposed || tensor.stored.run != 0)) {
-      throw std::runtime_error(spec.source + ": tensor " + stored.name +
-                               " is quantised, and holds q, k and v of each head in turn or is stored [in, out]; that is not supported");
-    }
+    if (stored.packed && tensor.stored.transposed)
+      throw std::runtime_error(spec.source + ": tensor " + stored.name + " is quantised, and stored [in, out]; that is not supported");
     if (in_blocks && tensor.stored.transposed) {
       throw std::runtime_error(spec.source + ": tensor " + stored.name + " is stored as " + std::string(device::info(stored.dtype).name) +
                                ", [in, out], which cannot be cut");

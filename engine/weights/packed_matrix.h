@@ -28,6 +28,15 @@ struct Float8Parts {
 };
 std::shared_ptr<const PackedMatrix> make_float8_matrix(Float8Parts parts);
 
+/// FP4 numbers (e2m1), two a byte, the earlier one in the low half, and for 32 columns of a row the exponent of a power of two. Rows are
+/// kMXFP4, of the same numbers.
+struct Mxfp4Parts {
+  PackedPart blocks;  // uint8 [..., columns / 32, 16]
+  PackedPart scales;  // uint8 [..., columns / 32]
+  std::size_t columns = 0;
+};
+std::shared_ptr<const PackedMatrix> make_mxfp4_matrix(Mxfp4Parts parts);
+
 /// Integers of 4 or 8 bits with a scale and a zero point for each group of columns and each row: w = (q - zero) * scale.
 struct GroupedParts {
   std::string source;               // the configuration, for messages

@@ -17,6 +17,7 @@ struct Quantisation {
     kFloat8,  // X.weight in fp8 with X.weight_scale or X.weight_scale_inv: of the whole, of each row, or of each block of rows x columns
     kGptq,    // X.qweight, X.qzeros, X.scales, X.g_idx: integers packed along the columns of X
     kAwq,     // X.qweight, X.qzeros, X.scales: integers packed along the rows of X, in the order of AWQ's "gemm" version
+    kMxfp4,   // X_blocks and X_scales: FP4 numbers, 32 columns with a power of two; X are the rows of all experts of a layer
   };
   Method method = Method::kFloat8;
   std::string name;    // "gptq", for messages
@@ -39,7 +40,8 @@ struct Quantisation {
 std::optional<Quantisation> quantisation_from_config(std::string_view config_json, const std::string& source);
 
 /// Puts together what belongs together: from X.qweight and the others, or X.weight and its scale, the matrix X.weight, [rows, columns] like
-/// any other. Nothing but shapes is looked at. What the matrices become, and why that is exact: docs/weights.md.
+/// any other; from X_blocks and X_scales X, [experts, rows, columns]. Nothing but shapes is looked at. What the matrices become, and why
+/// that is exact: docs/weights.md.
 /// @throws std::runtime_error that names file and tensor: one that is missing, there twice, or not of the shape that the others make it.
 std::unique_ptr<WeightSource> unite_quantised(std::unique_ptr<WeightSource> source, const Quantisation& quantisation);
 

@@ -17,6 +17,7 @@ using Method = Quantisation::Method;
 
 constexpr std::string_view kWeight = ".weight";
 constexpr std::string_view kQuants = ".qweight";
+constexpr std::string_view kBlocks = "_blocks";
 
 std::size_t divided_up(std::size_t value, std::size_t by) { return (value + by - 1) / by; }
 
@@ -36,7 +37,9 @@ class Uniter {
     for (const UnsupportedTensor& tensor : contents_.unsupported) {
       const bool is_float8 = tensor.type == quote("F8_E4M3") || tensor.type == quote("F8_E5M2");
       if (quantisation_.method == Method::kFloat8 && is_float8 && tensor.name.ends_with(kWeight)) unite_float8(tensor);
-      if (quantisation_.method != Method::kFloat8 && tensor.name.ends_with(kQuants)) unite_grouped(tensor);
+      const bool is_grouped = quantisation_.method == Method::kGptq || quantisation_.method == Method::kAwq;
+      if (is_grouped && tensor.name.ends_with(kQuants)) unite_grouped(tensor);
+      if (quantisation_.method == Method::kMxfp4 && tensor.name.ends_with(kBlocks)) unite_mxfp4(tensor);
     }
     if (made_.empty()) {
       throw std::runtime_error(quantisation_.source + ": quantization_config says " + quote(quantisation_.name) +
@@ -124,6 +127,23 @@ class Uniter {
     const std::array<std::size_t, 2> blocks{divided_up(parts.rows, parts.block_rows), parts.scale_columns};
     if (!std::equal(blocks.begin(), blocks.end(), scale.shape.begin(), scale.shape.end()))
       fail_shape(scale, simple + ", or " + shape_text(blocks));
+  }
+
+  void unite_mxfp4(const UnsupportedTensor& blocks) {
+    const std::string name = blocks.name.substr(0, blocks.name.size() - kBlocks.size());
+    if (by_name_.contains(name)) fail(blocks, "is there beside " + quote(name) + ": one of them is too many");
+    std::vector<std::size_t> shape = blocks.shape;
+    const bool has_rows = shape.size() >= 3 && std::find(shape.begin(), shape.end(), std::size_t{0}) == shape.end();
+    if (blocks.type != quote("U8") || !has_rows || shape.back() != 16) fail_shape(blocks, "'U8' of [..., rows, columns / 32, 16]");
+    used_.insert(blocks.name);
+    const PackedPart& scales = require(blocks, name + "_scales");
+    shape.pop_back();
+    if (scales.tensor.type != quote("U8") || scales.tensor.shape != shape) fail_shape(scales.tensor, "'U8' of " + shape_text(shape));
+    shape.back() *= 32;
+    StoredTensor made{.name = name, .dtype = DType::kMXFP4, .shape = shape, .file = blocks.file};
+    made.bytes = blocks.bytes + scales.tensor.bytes;
+    made.packed = make_mxfp4_matrix({.blocks = by_name_.at(blocks.name), .scales = scales, .columns = shape.back()});
+    made_.push_back(std::move(made));
   }
 
   void unite_grouped(const UnsupportedTensor& quants) {

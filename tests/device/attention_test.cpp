@@ -17,6 +17,7 @@ struct Case {
   float soft_cap = 0.0f;
   bool sloped = false;
   KvQuantisation quantised = KvQuantisation::kNone;
+  bool has_sinks = false;
 };
 
 /// A few sequences, as steps of them: prompts of different lengths in chunks, then tokens one at a time. What is computed for a token must
@@ -27,6 +28,7 @@ struct Scene {
   AttentionSpec spec;
   std::vector<std::vector<float>> rows;  // of each sequence: [length, qkv columns]
   std::vector<float> cosines, sines;
+  std::vector<float> sinks;  // [heads], or empty
 
   std::size_t columns() const { return (shape.heads + 2 * shape.kv_heads) * shape.head_dim; }
 
@@ -39,6 +41,7 @@ struct Scene {
     spec.window = c.window;
     spec.soft_cap = c.soft_cap;
     for (std::size_t head = 0; c.sloped && head < c.heads; ++head) spec.slopes.push_back(std::ldexp(1.0f, -1 - static_cast<int>(head)));
+    if (c.has_sinks) sinks = random_floats(c.heads, 99, 6.0f);
     for (std::size_t i = 0; i < lengths.size(); ++i)
       rows.push_back(random_floats(lengths[i] * columns(), static_cast<std::uint32_t>(100 + i), 2.0f));
     const std::size_t half = c.head_dim / 4 * 2 / 2;  // rotate about half of the dims
@@ -98,7 +101,7 @@ std::vector<std::vector<float>> run_scene(const Scene& scene, Device& device, st
     device.begin_step(batch);
     const auto walk = [&] {
       device.rotate_and_append(in.matrix, scene.spec, &table, *cache, 1);
-      device.attention(in.matrix, scene.spec, *cache, 1, out.matrix);
+      device.attention(in.matrix, scene.spec, *cache, 1, out.matrix, scene.sinks.empty() ? nullptr : scene.sinks.data());
     };
     if (num_tables == 1) {
       walk();
@@ -159,6 +162,8 @@ std::vector<float> attention_of(const Scene& scene, std::size_t sequence) {
         weights.push_back(score);
         highest = std::max(highest, weights.back());
       }
+      if (c.has_sinks) highest = std::max(highest, double{scene.sinks[head]});
+      if (c.has_sinks) total = std::exp(double{scene.sinks[head]} - highest);
       for (std::size_t key = first; key <= t; ++key) {
         const double p = std::exp(weights[key - first] - highest);
         total += p;
@@ -187,7 +192,10 @@ const std::vector<Case>& cases() {
                                      {12, 1, 24, 48, DType::kF32, 0, 2.5f, false, KvQuantisation::kInt8},
                                      {9, 3, 64, 16, DType::kF32, 90, 0.0f, false, KvQuantisation::kFloat8},
                                      {4, 2, 20, 32, DType::kF32, 0, 0.0f, true, KvQuantisation::kFloat8},
-                                     {12, 1, 8, 16, DType::kF32, 0, 0.0f, false, KvQuantisation::kFloat8}};
+                                     {12, 1, 8, 16, DType::kF32, 0, 0.0f, false, KvQuantisation::kFloat8},
+                                     {6, 2, 16, 16, DType::kF32, 0, 0.0f, false, KvQuantisation::kNone, true},
+                                     {4, 4, 64, 32, DType::kBF16, 70, 3.0f, false, KvQuantisation::kNone, true},
+                                     {12, 1, 24, 16, DType::kF32, 5, 0.0f, false, KvQuantisation::kInt8, true}};
   return all;
 }
 
@@ -253,6 +261,7 @@ INSTANTIATE_TEST_SUITE_P(EveryCache, AttentionOfOneLongSequence,
                          testing::Values(LongSequence{{3, 1, 64, 16, DType::kF16, 0}, 1500},
                                          LongSequence{{3, 1, 64, 16, DType::kF16, 0, 0.0f, false, KvQuantisation::kInt8}, 1500},
                                          LongSequence{{3, 1, 64, 16, DType::kF16, 0, 0.0f, false, KvQuantisation::kFloat8}, 1500},
+                                         LongSequence{{3, 1, 64, 16, DType::kF16, 0, 0.0f, false, KvQuantisation::kNone, true}, 1400},
                                          // more spans than a block of queries has room for
                                          LongSequence{{9, 1, 16, 16, DType::kF16, 0}, 4500}));
 
@@ -282,6 +291,22 @@ TEST(Attention, ASingleKeyGivesItsValue) {
     const auto outputs = run_scene(scene, *make_cpu_device(options), 1, true);
     for (std::size_t head = 0; head < 4; ++head) {
       for (std::size_t d = 0; d < 24; ++d) EXPECT_EQ(outputs[0][head * 24 + d], scene.rows[0][(4 + 2 + head / 2) * 24 + d]);
+    }
+  }
+}
+
+/// The weight of one key beside a sink of the same score is a half; a sink that is far above takes all, one far below nothing.
+TEST(Attention, ASinkTakesItsShareAndHasNoValue) {
+  Scene scene({3, 1, 16, 16, DType::kF32, 1, 0.0f, false, KvQuantisation::kNone, true}, {1});
+  std::fill_n(scene.rows[0].begin(), 48, 0.0f);  // queries of zeros: every score is 0
+  scene.sinks = {0.0f, 200.0f, -200.0f};
+  for (const CpuOptions& options : all_options()) {
+    const auto outputs = run_scene(scene, *make_cpu_device(options), 1, true);
+    for (std::size_t d = 0; d < 16; ++d) {
+      const float value = scene.rows[0][4 * 16 + d];
+      EXPECT_EQ(outputs[0][d], value / 2);
+      EXPECT_LT(std::fabs(outputs[0][16 + d]), 1e-37f);
+      EXPECT_EQ(outputs[0][32 + d], value);
     }
   }
 }

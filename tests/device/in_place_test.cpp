@@ -199,6 +199,8 @@ struct ExpertScene {
   DType dtype;
   std::vector<Leaf> leaves;  // of the inner columns, as a program
   std::vector<StoredWeight> gate_up, down;
+  std::vector<std::vector<float>> gate_up_biases, down_biases;  // of each expert, or empty
+  Gating gating = {};
 
   ExpertScene(DType type, std::size_t num_leaves) : dtype(type), leaves(make_leaves(type, 96, num_leaves)) {
     std::vector<Leaf> apart = leaves;
@@ -218,10 +220,13 @@ struct ExpertScene {
       owned.push_back(device.load_weight(gate_up[e].spec, gate_up[e].reader()));
       owned.push_back(device.load_weight(down[e].spec, down[e].reader()));
       experts.push_back({owned[2 * e].get(), owned[2 * e + 1].get()});
+      if (gate_up_biases.empty()) continue;
+      experts.back().gate_up_bias = gate_up_biases[e].data();
+      experts.back().down_bias = down_biases[e].data();
     }
     const OwnedMatrix in = upload(device, x, hidden, device.activation_for(dtype)), weights = upload(device, routing, count);
     const OwnedMatrix out = make_matrix(device, Activation::kFloat32, tokens, hidden);
-    device.experts(in.matrix, tokens, weights.matrix, experts, Nonlinearity::kSilu, leaves, out.matrix);
+    device.experts(in.matrix, tokens, weights.matrix, experts, gating, leaves, out.matrix);
     return download(device, out.matrix, tokens);
   }
 
@@ -235,10 +240,12 @@ struct ExpertScene {
         if (weight == 0.0f) continue;
         const std::vector<float> token(x.begin() + static_cast<std::ptrdiff_t>(t * hidden),
                                        x.begin() + static_cast<std::ptrdiff_t>((t + 1) * hidden));
-        const OwnedMatrix products = upload(device, reference::linear(gate_up[e], token, 1, nullptr), 2 * inner);
+        const OwnedMatrix products =
+            upload(device, reference::linear(gate_up[e], token, 1, gate_up_biases.empty() ? nullptr : gate_up_biases[e].data()), 2 * inner);
         const OwnedMatrix activated = make_matrix(device, Activation::kFloat32, 1, inner);
-        device.gated(Nonlinearity::kSilu, products.matrix, 1, activated.matrix);
-        const std::vector<float> partial = reference::linear(down[e], download(device, activated.matrix, 1), 1, nullptr);
+        device.gated(gating, products.matrix, 1, activated.matrix);
+        std::vector<float> partial = reference::linear(down[e], download(device, activated.matrix, 1), 1, nullptr);
+        for (std::size_t i = 0; i < hidden && !down_biases.empty(); ++i) partial[i] = partial[i] + down_biases[e][i];  // the first leaf
         for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf) {
           for (std::size_t i = 0; i < hidden; ++i) sums[leaf][i] = std::fma(weight, partial[leaf * hidden + i], sums[leaf][i]);
         }
@@ -258,9 +265,16 @@ struct ExpertScene {
   }
 };
 
-TEST(Experts, GiveTheBitsOfTheDefinitionForEveryTypeInstructionSetAndBatch) {
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kQ8_0}) {
-    const ExpertScene scene(dtype, 3);
+class Experts : public testing::TestWithParam<bool> {};
+
+TEST_P(Experts, GiveTheBitsOfTheDefinitionForEveryTypeInstructionSetAndBatch) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kMXFP4}) {
+    ExpertScene scene(dtype, 3);
+    for (std::uint32_t e = 0; GetParam() && e < scene.count; ++e) {
+      scene.gate_up_biases.push_back(random_floats(2 * scene.inner, 200 + e));
+      scene.down_biases.push_back(random_floats(scene.hidden, 300 + e));
+      scene.gating = {.function = Nonlinearity::kGeluQuick, .limit = 0.75f, .up_offset = 1.0f};
+    }
     const std::size_t tokens = 9;
     const std::vector<float> x = random_floats(tokens * scene.hidden, 4);
     std::vector<float> routing = random_floats(tokens * scene.count, 5);
@@ -278,7 +292,9 @@ TEST(Experts, GiveTheBitsOfTheDefinitionForEveryTypeInstructionSetAndBatch) {
   }
 }
 
-TEST(Experts, ATokenWithoutExpertsGetsZeros) {
+INSTANTIATE_TEST_SUITE_P(WithAndWithoutBiases, Experts, testing::Bool());
+
+TEST(ExpertsOfNoToken, ATokenWithoutExpertsGetsZeros) {
   const ExpertScene scene(DType::kF32, 2);
   const auto device = make_cpu_device({1});
   const std::vector<float> found = scene.run(*device, random_floats(scene.hidden, 4), std::vector<float>(scene.count, 0.0f));

@@ -99,11 +99,11 @@ class Layers {
       device_.norm_heads(products_.matrix, rows, queries, shape_.kv_heads, shape_.head_dim, norm);
     }
     device_.rotate_and_append(products_.matrix, spec_, &table_, *cache_, 0);
-    device_.attention(products_.matrix, spec_, *cache_, 0, attended_.matrix);
+    device_.attention(products_.matrix, spec_, *cache_, 0, attended_.matrix, nullptr);
     device_.linear(attended_.matrix, rows, *o_, nullptr, delta_.matrix, 0);
     device_.add_norm(x_.matrix, delta_.matrix, rows, nullptr, norm, h_.matrix);
     device_.linear(h_.matrix, rows, *gate_up_, nullptr, gates_.matrix, 0);
-    device_.gated(Nonlinearity::kSilu, gates_.matrix, rows, inner_.matrix);
+    device_.gated({Nonlinearity::kSilu}, gates_.matrix, rows, inner_.matrix);
     device_.linear(inner_.matrix, rows, *down_, nullptr, delta_.matrix, 0);
     device_.add_norm(x_.matrix, delta_.matrix, rows, nullptr, norm, h_.matrix);
   }

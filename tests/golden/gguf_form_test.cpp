@@ -92,6 +92,12 @@ constexpr const char* kForms = R"([
    "tensors": {"blk.0.attn_q_norm.weight": [4, 16], "blk.0.attn_k_norm.weight": [2, 16]}},
   {"name": "glm4", "folder": "glm4", "architecture": "glm4",
    "tensors": {"blk.0.ffn_up.weight": [224, 48], "blk.0.post_attention_norm.weight": [48], "blk.0.post_ffw_norm.weight": [48]}},
+  {"name": "gpt_oss", "folder": "gpt-oss", "architecture": "gpt-oss",
+   "keys": {"gpt-oss.attention.sliding_window": 16, "gpt-oss.expert_feed_forward_length": 32, "gpt-oss.rope.scaling.type": "yarn"},
+   "tensors": {"blk.0.attn_sinks.weight": [6], "blk.0.ffn_gate_exps.weight": [4, 32, 48], "blk.0.ffn_gate_exps.bias": [4, 32],
+               "blk.0.ffn_up_exps.bias": [4, 32], "blk.1.ffn_down_exps.weight": [4, 48, 32], "blk.1.ffn_down_exps.bias": [4, 48],
+               "blk.0.ffn_gate_inp.bias": [4], "blk.0.attn_output.bias": [48], "blk.0.post_attention_norm.weight": [48]},
+   "absent": ["blk.0.ffn_norm.weight", "gpt-oss.attention.sliding_window_pattern"]},
   {"name": "bloom", "folder": "bloom", "architecture": "bloom", "tensors": {"token_embd_norm.bias": [48], "blk.0.attn_qkv.weight": [144, 48]}}
 ])";
 
@@ -204,7 +210,8 @@ TEST(GgufForm, WhatAFileCannotSayIsRefused) {
         Case{"gemma2", "{}", "cannot say its scale, window, soft cap, slopes or rotation"},
         Case{"smollm3", R"({"no_rope_layers": [1, 0, 1, 0]})", "cannot say its scale, window, soft cap, slopes or rotation"},
         Case{"gpt2", R"({"activation_function": "relu"})", "cannot say its activation function"},
-        Case{"qwen3-moe", R"({"norm_topk_prob": false})", "cannot say its choice of experts"}}) {
+        Case{"qwen3-moe", R"({"norm_topk_prob": false})", "cannot say its choice of experts"},
+        Case{"gpt-oss", R"({"swiglu_limit": 6.0})", "cannot say its activation function or its limit"}}) {
     const test::TemporaryFolder folder;
     const fs::path model = made_up_model(folder, each.folder, json::parse(each.changes));
     EXPECT_THAT(error_of([&] { as_gguf(model); }), AllOf(HasSubstr("config.json: "), HasSubstr(each.what))) << each.folder;

@@ -34,8 +34,8 @@ std::vector<Model> models() {
   std::vector<Model> found;
   for (const auto& entry : fs::directory_iterator((wider != nullptr ? fs::path(wider) : fs::path(LOCKSTEP_TEST_DATA)) / "models")) {
     const std::string name = entry.path().filename().string();
-    const bool is_mixture = name == "mixtral" || name.ends_with("-moe");
-    if (fs::exists(entry.path() / "golden_logits.safetensors") && !is_mixture && name != "gpt-oss") found.push_back({name, entry.path()});
+    const bool is_mixture = name == "mixtral" || name == "gpt-oss" || name.ends_with("-moe");
+    if (fs::exists(entry.path() / "golden_logits.safetensors") && !is_mixture) found.push_back({name, entry.path()});
   }
   std::sort(found.begin(), found.end(), [](const Model& a, const Model& b) { return a.name < b.name; });
   return found;

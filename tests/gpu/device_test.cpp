@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include <gtest/gtest.h>
 
@@ -63,7 +64,7 @@ std::vector<float> first_rows(const std::vector<float>& values, std::size_t coun
 // ------------------------------------------------------------------------------------------------------------ rows
 
 struct RowResults {
-  std::vector<float> normed, sum, sum_normed, biased, biased_normed, layer_normed, gated, activated;
+  std::vector<float> normed, sum, sum_normed, biased, biased_normed, layer_normed, gated, limited, activated;
 };
 
 RowResults row_results(Device& device, std::size_t columns, Activation type) {
@@ -88,8 +89,10 @@ RowResults row_results(Device& device, std::size_t columns, Activation type) {
   device.norm(plain.matrix, kRows, Norm::layer(weight.data(), bias.data(), 1e-5f), out.matrix);
   results.layer_normed = download(device, out.matrix, kRows);
   const OwnedMatrix gate_up = upload(device, random_floats(kRows * 2 * columns, 5, 12.0f), 2 * columns);
-  device.gated(Nonlinearity::kSilu, gate_up.matrix, kRows, out.matrix);
+  device.gated({Nonlinearity::kSilu}, gate_up.matrix, kRows, out.matrix);
   results.gated = download(device, out.matrix, kRows);
+  device.gated({Nonlinearity::kGeluQuick, 7.0f, 1.0f}, gate_up.matrix, kRows, out.matrix);
+  results.limited = download(device, out.matrix, kRows);
   device.activate(Nonlinearity::kGelu, plain.matrix, kRows, out.matrix);
   results.activated = download(device, out.matrix, kRows);
   return results;
@@ -99,8 +102,9 @@ TEST_F(DeviceOnGpu, NormsSumsAndGatesInFloat32HaveTheBitsOfTheCpu) {
   for (const std::size_t columns : kWidths) {
     const RowResults found = row_results(gpu(), columns, Activation::kFloat32),
                      expected = row_results(cpu(), columns, Activation::kFloat32);
-    for (const auto member : {&RowResults::normed, &RowResults::sum, &RowResults::sum_normed, &RowResults::biased,
-                              &RowResults::biased_normed, &RowResults::layer_normed, &RowResults::gated, &RowResults::activated}) {
+    for (const auto member :
+         {&RowResults::normed, &RowResults::sum, &RowResults::sum_normed, &RowResults::biased, &RowResults::biased_normed,
+          &RowResults::layer_normed, &RowResults::gated, &RowResults::limited, &RowResults::activated}) {
       EXPECT_EQ(count_different(found.*member, expected.*member), 0u) << columns;
     }
   }
@@ -119,6 +123,7 @@ TEST_F(DeviceOnGpu, NormsAndGatesIn16BitsAreNearThoseOfTheCpu) {
         ASSERT_NEAR(found.layer_normed[i], expected.layer_normed[i], unit_of(type) * std::fabs(expected.layer_normed[i]) + 0x1p-20f);
       }
       EXPECT_EQ(count_different(found.gated, rounded(expected.gated, type)), 0u) << columns;
+      EXPECT_EQ(count_different(found.limited, rounded(expected.limited, type)), 0u) << columns;
       EXPECT_EQ(count_different(found.activated, rounded(expected.activated, type)), 0u) << columns;
     }
   }
@@ -308,6 +313,8 @@ Outputs attend(Device& device, const Scene& scene, Activation type, const Steps&
   const auto cache =
       device.allocate_kv_cache({2, scene.num_blocks(), shape.block_size, shape.kv_heads(), shape.head_dim, shape.cache, shape.quantised});
   const RotaryTable table{scene.cosines, scene.sines, 2 * shape.half()};
+  const std::vector<float> sinks = shape.sinks();
+  const std::optional<Vector> sinks_there = sinks.empty() ? std::nullopt : std::optional<Vector>(std::in_place, device, sinks);
   device.prepare_steps(kLimits);
   Outputs outputs(scene.lengths.size());
   std::vector<std::size_t> done(scene.lengths.size(), 0);
@@ -320,7 +327,7 @@ Outputs attend(Device& device, const Scene& scene, Activation type, const Steps&
     const OwnedMatrix in = upload(device, qkv, shape.columns());
     const OwnedMatrix out = make_matrix(device, type, rows.tokens, shape.heads * shape.head_dim);
     device.rotate_and_append(in.matrix, spec, &table, *cache, 1);
-    device.attention(in.matrix, spec, *cache, 1, out.matrix);
+    device.attention(in.matrix, spec, *cache, 1, out.matrix, sinks_there ? sinks_there->data() : nullptr);
     append_outputs(cut, download(device, out.matrix, rows.tokens), shape.heads * shape.head_dim, outputs);
   }
 }
@@ -355,6 +362,7 @@ TEST_F(DeviceOnGpu, AttentionInFloat32HasTheBitsOfTheCpuInPrefillAndDecode) {
                                     {5, 4, 2, 80, 32, DType::kF16, 70},
                                     {2, 1, 0, 128, 32, DType::kBF16, 0},
                                     {1, 1, 0, 256, 16, DType::kF32, 0},
+                                    {6, 3, 0, 64, 16, DType::kF32, 0, KvQuantisation::kNone, 0.0f, false, true},
                                     {6, 3, 0, 64, 16, DType::kF32, 0, KvQuantisation::kInt8},
                                     {6, 3, 0, 64, 16, DType::kF32, 70, KvQuantisation::kFloat8}},
                                    {1, 70, 150})) {
@@ -368,6 +376,7 @@ TEST_F(DeviceOnGpu, AttentionIn16BitsIsNearTheDoubleOneAndTheSameInPrefillAndDec
   for (const Scene& scene : scenes({{8, 4, 0, 128, 16, DType::kBF16, 0},
                                     {4, 4, 0, 64, 32, DType::kF16, 90},
                                     {3, 1, 0, 80, 16, DType::kF32, 0},
+                                    {8, 8, 0, 64, 16, DType::kBF16, 90, KvQuantisation::kNone, 0.0f, false, true},
                                     {4, 2, 0, 64, 32, DType::kF32, 0, KvQuantisation::kFloat8},
                                     {4, 2, 0, 64, 32, DType::kF32, 0, KvQuantisation::kInt8}},
                                    {1, 150, 75})) {

@@ -51,12 +51,13 @@ Golden golden_of(const std::string& name) {
 const std::vector<std::string> kFloatModels{"llama-mha",         "llama-gqa",     "llama-gqa-bf16", "llama-gqa-fp16",
                                             "llama-gqa-sharded", "llama-tied",    "llama-bias",     "llama-headdim",
                                             "llama-gqa-F32",     "llama-gqa-F16", "llama-gqa-BF16"};
-const std::vector<std::string> kOtherFamilies{"gpt2", "gemma2", "gemma3", "olmo2", "qwen3", "bloom", "llama-dynamic"};
+const std::vector<std::string> kOtherFamilies{"gpt2",  "gemma2",        "gemma3",        "olmo2",         "qwen3",
+                                              "bloom", "llama-dynamic", "opt-post-norm", "phi-head-norms"};
 /// A rounding that tips a router to another expert is not explained by what it does elsewhere: in fp32 only.
-const std::vector<std::string> kMixtures{"qwen2-moe"};
+const std::vector<std::string> kMixtures{"qwen2-moe", "gpt-oss"};
 const std::vector<std::string> kBlockModels{"gqa288-Q8_0", "gqa288-Q4_0", "gqa288-Q4_1"};
 
-/// Models that only the wider set has, but for those that are refused.
+/// Models that only the wider set has.
 std::vector<std::string> wider_models(bool with_mixtures) {
   std::vector<std::string> names;
   if (wider_set().empty()) return names;
@@ -65,7 +66,7 @@ std::vector<std::string> wider_models(bool with_mixtures) {
     const bool mixture = name == "mixtral" || name.ends_with("-moe");
     const bool known =
         std::ranges::count(kFloatModels, name) + std::ranges::count(kOtherFamilies, name) + std::ranges::count(kMixtures, name) > 0;
-    if (entry.is_directory() && name != "gpt-oss" && !known && (with_mixtures || !mixture)) names.push_back(name);
+    if (entry.is_directory() && !known && (with_mixtures || !mixture)) names.push_back(name);
   }
   return names;
 }

@@ -18,7 +18,9 @@ struct Shape {
   KvQuantisation quantised = KvQuantisation::kNone;
   float soft_cap = 0.0f;
   bool sloped = false;
+  bool has_sinks = false;
 
+  std::vector<float> sinks() const { return has_sinks ? reference::random_floats(heads, 99, 6.0f) : std::vector<float>(); }
   std::vector<float> slopes() const {
     std::vector<float> all;
     for (std::size_t head = 0; sloped && head < heads; ++head) all.push_back(std::ldexp(1.0f, -1 - static_cast<int>(head)));
@@ -182,7 +184,8 @@ inline Outputs run_on_cpu(const Scene& scene, Device& device) {
   const reference::OwnedMatrix out = reference::make_matrix(device, Activation::kFloat32, cut.batch.num_tokens(), columns);
   device.begin_step(cut.batch);
   device.rotate_and_append(in.matrix, spec, &table, *cache, 1);
-  device.attention(in.matrix, spec, *cache, 1, out.matrix);
+  const std::vector<float> sinks = scene.shape.sinks();
+  device.attention(in.matrix, spec, *cache, 1, out.matrix, sinks.empty() ? nullptr : sinks.data());
   Outputs outputs(scene.lengths.size());
   append_outputs(cut, reference::download(device, out.matrix, cut.batch.num_tokens()), columns, outputs);
   return outputs;
@@ -204,7 +207,7 @@ inline Outputs run_on_gpu(const Scene& scene, Activation type, const Steps& step
                           .max_sequence_blocks = scene.blocks_of(std::max<std::size_t>(longest, steps.max_context))};
   const DeviceMemory scratch(attention_scratch_bytes(scene.heads(), limits, scene.shape.block_size, steps.multiprocessors), "scratch");
   if (scratch.size_bytes() != 0) check(cudaMemset(scratch.data(), 0, scratch.size_bytes()), "clearing scratch");
-  const DeviceMemory slopes = to_device(scene.shape.slopes());
+  const DeviceMemory slopes = to_device(scene.shape.slopes()), sinks = to_device(scene.shape.sinks());
   const ScoreBend bend{.soft_cap = scene.shape.soft_cap, .slopes = scene.shape.sloped ? slopes.as<float>() : nullptr};
   Outputs outputs(scene.lengths.size());
   std::vector<std::size_t> done(scene.lengths.size(), 0);
@@ -217,7 +220,7 @@ inline Outputs run_on_gpu(const Scene& scene, Activation type, const Steps& step
     check(cudaMemset(out.rows.data, 0xFF, out.memory.size_bytes()), "filling the output");
     rotate_and_append(stream.launch(), qkv.rows, step.view, scene.heads(), rotary, cache, 1);
     attention(stream.launch(), qkv.rows, step.view, scene.heads(), scene.scale(), scene.shape.window, cache, 1, scratch.data(), out.rows,
-              bend);
+              bend, scene.shape.has_sinks ? sinks.as<float>() : nullptr);
     stream.synchronize();
     append_outputs(cut, out.values(), columns, outputs);
   }
@@ -272,6 +275,8 @@ inline Outputs attention_in_double(const Scene& scene, Activation type) {
           scores.push_back(score);
           highest = std::max(highest, scores.back());
         }
+        if (shape.has_sinks) highest = std::max(highest, double{shape.sinks()[head]});
+        if (shape.has_sinks) total = std::exp(double{shape.sinks()[head]} - highest);
         for (std::size_t key = first; key <= t; ++key) {
           const double p = std::exp(scores[key - first] - highest);
           total += p;

@@ -45,6 +45,8 @@ TEST_F(CudaAttention, InFloat32HasTheBitsOfTheCpuDevice) {
         Shape{6, 3, 0, 16, 16, DType::kF32, 0, KvQuantisation::kNone, 2.5f},
         Shape{3, 1, 0, 24, 32, DType::kF32, 40, KvQuantisation::kNone, 0.0f, true},
         Shape{5, 4, 2, 20, 16, DType::kF16, 0, KvQuantisation::kNone, 4.0f, true},
+        Shape{6, 3, 0, 16, 16, DType::kF32, 0, KvQuantisation::kNone, 0.0f, false, true},
+        Shape{5, 4, 2, 20, 32, DType::kF16, 70, KvQuantisation::kNone, 4.0f, false, true},
         Shape{6, 3, 0, 64, 16, DType::kF32, 0, KvQuantisation::kInt8}, Shape{5, 4, 2, 20, 32, DType::kF32, 70, KvQuantisation::kInt8},
         Shape{6, 3, 0, 64, 16, DType::kF32, 0, KvQuantisation::kFloat8},
         Shape{8, 8, 0, 20, 32, DType::kF32, 70, KvQuantisation::kFloat8}}) {
@@ -93,10 +95,12 @@ TEST_F(CudaAttention, In16BitsIsNearTheFormulaInDoublePrecision) {
   }
 }
 
-TEST_F(CudaAttention, In16BitsWithCapsAndSlopesIsNearTheFormulaAndDependsOnlyOnTheSequence) {
+TEST_F(CudaAttention, In16BitsWithCapsSlopesAndSinksIsNearTheFormulaAndDependsOnlyOnTheSequence) {
   for (const Shape& shape : {Shape{4, 2, 0, 64, 16, DType::kBF16, 0, KvQuantisation::kNone, 2.5f},
                              Shape{3, 3, 0, 24, 32, DType::kBF16, 70, KvQuantisation::kNone, 0.0f, true},
-                             Shape{18, 18, 0, 16, 16, DType::kBF16, 0, KvQuantisation::kNone, 4.0f, true}}) {
+                             Shape{18, 18, 0, 16, 16, DType::kBF16, 0, KvQuantisation::kNone, 4.0f, true},
+                             Shape{8, 8, 0, 64, 16, DType::kBF16, 0, KvQuantisation::kNone, 0.0f, false, true},
+                             Shape{5, 4, 2, 24, 16, DType::kBF16, 70, KvQuantisation::kNone, 3.0f, false, true}}) {
     const Scene scene(shape, {3, 200});
     const Outputs found = run_on_gpu(scene, Activation::kBFloat16, {});
     EXPECT_LE(largest_difference(found, attention_in_double(scene, Activation::kBFloat16)), 2 * 0x1p-8f) << shape.name();

@@ -75,6 +75,15 @@ struct Scene {
     for (std::size_t e = 0; e < kExperts; ++e) all.push_back({weights[2 * e].get(), weights[2 * e + 1].get()});
     return all;
   }
+  /// With biases of `gate_up`, [experts, 2 * inner], and of `down`, [experts, hidden].
+  std::vector<Expert> experts(const float* gate_up, const float* down) const {
+    std::vector<Expert> all = experts();
+    for (std::size_t e = 0; e < kExperts; ++e) {
+      all[e].gate_up_bias = gate_up + e * 2 * kInner;
+      all[e].down_bias = down + e * kHidden;
+    }
+    return all;
+  }
 };
 
 std::vector<float> some_routing() {
@@ -90,17 +99,35 @@ TEST_F(CudaExperts, InFloat32HaveTheBitsOfTheCpuDevice) {
     const Scene on_cpu(cpu_.get(), DType::kF32, two_roots), on_gpu(nullptr, DType::kF32, two_roots);
     const reference::OwnedMatrix h = reference::upload(*cpu_, x, kHidden), weights = reference::upload(*cpu_, routing, kExperts);
     const reference::OwnedMatrix expected = reference::make_matrix(*cpu_, Activation::kFloat32, roots * kTokens, kHidden);
-    cpu_->experts(h.matrix, kTokens, weights.matrix, on_cpu.experts(), Nonlinearity::kSilu, on_cpu.leaves, expected.matrix);
+    cpu_->experts(h.matrix, kTokens, weights.matrix, on_cpu.experts(), {Nonlinearity::kSilu}, on_cpu.leaves, expected.matrix);
     for (const simt::Schedule schedule : {simt::Schedule::kForward, simt::Schedule::kReverse, simt::Schedule::kRandom}) {
       simt::config().schedule = schedule;
       const DeviceRows in = upload_rows(x, kHidden), by = upload_rows(routing, kExperts);
       const DeviceRows out = make_rows(Activation::kFloat32, roots * kTokens, kHidden);
       ExpertSums sums;
-      sums.run(stream_.launch(), in.rows, kTokens, by.rows, on_gpu.experts(), Nonlinearity::kSilu, on_gpu.leaves, out.rows);
+      sums.run(stream_.launch(), in.rows, kTokens, by.rows, on_gpu.experts(), {Nonlinearity::kSilu}, on_gpu.leaves, out.rows);
       stream_.synchronize();
       EXPECT_EQ(count_different(out.values(), reference::download(*cpu_, expected.matrix, roots * kTokens)), 0u) << roots << " roots";
     }
   }
+}
+
+TEST_F(CudaExperts, WithBiasesAndLimitsInFloat32HaveTheBitsOfTheCpuDevice) {
+  const std::vector<float> x = random_floats(kTokens * kHidden, 4), routing = some_routing();
+  const std::vector<float> gate_up = random_floats(kExperts * 2 * kInner, 6), down = random_floats(kExperts * kHidden, 7);
+  const DeviceMemory gate_up_there = to_device(gate_up), down_there = to_device(down);
+  const Gating gating{.function = Nonlinearity::kGeluQuick, .limit = 0.75f, .up_offset = 1.0f};
+  const Scene on_cpu(cpu_.get(), DType::kF32, true), on_gpu(nullptr, DType::kF32, true);
+  const reference::OwnedMatrix h = reference::upload(*cpu_, x, kHidden), weights = reference::upload(*cpu_, routing, kExperts);
+  const reference::OwnedMatrix expected = reference::make_matrix(*cpu_, Activation::kFloat32, 2 * kTokens, kHidden);
+  cpu_->experts(h.matrix, kTokens, weights.matrix, on_cpu.experts(gate_up.data(), down.data()), gating, on_cpu.leaves, expected.matrix);
+  const DeviceRows in = upload_rows(x, kHidden), by = upload_rows(routing, kExperts);
+  const DeviceRows out = make_rows(Activation::kFloat32, 2 * kTokens, kHidden);
+  ExpertSums sums;
+  sums.run(stream_.launch(), in.rows, kTokens, by.rows, on_gpu.experts(gate_up_there.as<float>(), down_there.as<float>()), gating,
+           on_gpu.leaves, out.rows);
+  stream_.synchronize();
+  EXPECT_EQ(count_different(out.values(), reference::download(*cpu_, expected.matrix, 2 * kTokens)), 0u);
 }
 
 TEST_F(CudaExperts, In16BitsATokenDependsOnNoOther) {
@@ -114,7 +141,7 @@ TEST_F(CudaExperts, In16BitsATokenDependsOnNoOther) {
     const DeviceRows in = make_rows(Activation::kBFloat16, tokens, kHidden), out = make_rows(Activation::kFloat32, tokens, kHidden);
     convert(stream_.launch(), floats.rows, tokens, in.rows);
     ExpertSums sums;
-    sums.run(stream_.launch(), in.rows, tokens, weights.rows, scene.experts(), Nonlinearity::kSilu, scene.leaves, out.rows);
+    sums.run(stream_.launch(), in.rows, tokens, weights.rows, scene.experts(), {Nonlinearity::kSilu}, scene.leaves, out.rows);
     stream_.synchronize();
     return out.values();
   };

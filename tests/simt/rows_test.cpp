@@ -159,21 +159,42 @@ TEST_F(CudaRows, EveryFunctionHasTheBitsOfTheCpuDeviceRoundedToTheOutput) {
     std::vector<float> x = random_floats(kRows * 2 * n, 5, 12.0f);
     const float specials[] = {200.0f, -200.0f, INFINITY, -INFINITY, std::nanf(""), -0.0f, 1e-30f};
     std::copy(std::begin(specials), std::end(specials), x.begin());
-    for (const Nonlinearity function : {Nonlinearity::kSilu, Nonlinearity::kGelu, Nonlinearity::kGeluTanh, Nonlinearity::kRelu}) {
+    for (const Nonlinearity function :
+         {Nonlinearity::kSilu, Nonlinearity::kGelu, Nonlinearity::kGeluTanh, Nonlinearity::kRelu, Nonlinearity::kGeluQuick}) {
       for (const bool is_gated : {false, true}) {
         const std::size_t in_columns = is_gated ? 2 * n : n, rows = is_gated ? kRows : 2 * kRows;
         const reference::OwnedMatrix in = reference::upload(*cpu_, x, in_columns);
         const reference::OwnedMatrix floats = reference::make_matrix(*cpu_, Activation::kFloat32, rows, n);
-        is_gated ? cpu_->gated(function, in.matrix, rows, floats.matrix) : cpu_->activate(function, in.matrix, rows, floats.matrix);
+        is_gated ? cpu_->gated({function}, in.matrix, rows, floats.matrix) : cpu_->activate(function, in.matrix, rows, floats.matrix);
         const std::vector<float> expected = reference::download(*cpu_, floats.matrix, rows);
         for (const Activation type : kTypes) {
           const DeviceRows from = upload_rows(x, in_columns), out = make_rows(type, rows, n);
-          is_gated ? gated(stream_.launch(), function, from.rows, rows, out.rows)
+          is_gated ? gated(stream_.launch(), {function}, from.rows, rows, out.rows)
                    : activate(stream_.launch(), function, from.rows, rows, out.rows);
           stream_.synchronize();
           EXPECT_EQ(count_different(out.values(), rounded(expected, type)), 0u) << n << " " << name_of(function) << " " << name_of(type);
         }
       }
+    }
+  }
+}
+
+TEST_F(CudaRows, ALimitedGateHasTheBitsOfTheCpuDeviceRoundedToTheOutput) {
+  const Gating gating{.function = Nonlinearity::kGeluQuick, .limit = 7.0f, .up_offset = 1.0f};
+  for (const std::size_t n : {97, 128}) {
+    std::vector<float> x = random_floats(kRows * 2 * n, 5, 20.0f);
+    const float specials[] = {7.0f, INFINITY, -INFINITY, std::nanf(""), -0.0f};
+    std::copy(std::begin(specials), std::end(specials), x.begin());
+    std::copy(std::begin(specials), std::end(specials), x.begin() + static_cast<std::ptrdiff_t>(n + 10));
+    const reference::OwnedMatrix in = reference::upload(*cpu_, x, 2 * n);
+    const reference::OwnedMatrix floats = reference::make_matrix(*cpu_, Activation::kFloat32, kRows, n);
+    cpu_->gated(gating, in.matrix, kRows, floats.matrix);
+    const std::vector<float> expected = reference::download(*cpu_, floats.matrix, kRows);
+    for (const Activation type : kTypes) {
+      const DeviceRows from = upload_rows(x, 2 * n), out = make_rows(type, kRows, n);
+      gated(stream_.launch(), gating, from.rows, kRows, out.rows);
+      stream_.synchronize();
+      EXPECT_EQ(count_different(out.values(), rounded(expected, type)), 0u) << n << " " << name_of(type);
     }
   }
 }
@@ -247,7 +268,7 @@ TEST_F(CudaRows, NoRowsAreNoLaunch) {
   const DeviceMemory weight = to_device(std::vector<float>(8, 1.0f));
   norm(stream_.launch(), x.rows, 0, Norm::rms(weight.as<float>(), 1e-5f), x.rows);
   convert(stream_.launch(), x.rows, 0, x.rows);
-  gated(stream_.launch(), Nonlinearity::kSilu, x.rows, 0, x.rows);
+  gated(stream_.launch(), {Nonlinearity::kSilu}, x.rows, 0, x.rows);
   EXPECT_EQ(simt::counters().launches, 0u);
 }
 

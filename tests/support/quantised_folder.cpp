@@ -1,6 +1,7 @@
 #include "tests/support/quantised_folder.h"
 
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "device/dtype.h"
@@ -114,6 +115,30 @@ void add_awq(SafetensorsBuilder& file, const std::string& module, const GroupedM
            pack_neighbours(transposed(matrix.quants, matrix.rows, matrix.columns), 4, order));
   file.add(module + ".qzeros", "I32", {matrix.groups(), matrix.rows / 8}, pack_neighbours(matrix.zeros, 4, order));
   file.add(module + ".scales", "F16", {matrix.groups(), matrix.rows}, matrix.scales);
+}
+
+std::vector<float> add_mxfp4(SafetensorsBuilder& file, const std::string& name, std::size_t experts, std::size_t rows, std::size_t columns,
+                             std::uint32_t seed) {
+  constexpr std::array<float, 8> kNumbers{0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+  std::string numbers, exponents;
+  std::vector<float> values;
+  std::uint32_t state = seed;
+  const auto next = [&] { return (state = state * 1664525u + 1013904223u) >> 16; };
+  for (std::size_t block = 0; block < experts * rows * columns / 32; ++block) {
+    const std::uint32_t exponent = 118 + next() % 7;
+    exponents += static_cast<char>(exponent);
+    for (std::size_t i = 0; i < 16; ++i) {
+      const std::uint32_t byte = next() & 255;
+      numbers += static_cast<char>(byte);
+      for (const std::uint32_t number : {byte & 15, byte >> 4}) {
+        const float value = std::ldexp(kNumbers[number & 7], static_cast<int>(exponent) - 127);
+        values.push_back(number >= 8 ? 0.0f - value : value);
+      }
+    }
+  }
+  file.add(name + "_blocks", "U8", {experts, rows, columns / 32, 16}, numbers);
+  file.add(name + "_scales", "U8", {experts, rows, columns / 32}, exponents);
+  return values;
 }
 
 }  // namespace lockstep::test

@@ -46,6 +46,10 @@ GroupedMatrix random_grouped(std::size_t rows, std::size_t columns, unsigned bit
 
 /// Adds MODULE.qweight, .qzeros, .scales and .g_idx as AutoGPTQ packs them; zero points less one unless `version_2`.
 void add_gptq(SafetensorsBuilder& file, const std::string& module, const GroupedMatrix& matrix, bool version_2 = false);
+/// Adds NAME_blocks and NAME_scales, random MXFP4 numbers as the checkpoints of gpt-oss have them, and gives what they stand for: [experts,
+/// rows, columns]. The numbers are those that fp32 has; the largest is 0.75.
+std::vector<float> add_mxfp4(SafetensorsBuilder& file, const std::string& name, std::size_t experts, std::size_t rows, std::size_t columns,
+                             std::uint32_t seed);
 /// Adds MODULE.qweight, .qzeros and .scales as AutoAWQ's "gemm" version packs them.
 void add_awq(SafetensorsBuilder& file, const std::string& module, const GroupedMatrix& matrix);
 

@@ -52,12 +52,13 @@ class RoundingDevice final : public Device {
                          std::size_t layer) override {
     inside_->rotate_and_append(qkv, spec, table, cache, layer);
   }
-  void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out) override {
-    inside_->attention(qkv, spec, cache, layer, plain(out));
+  void attention(const Matrix& qkv, const AttentionSpec& spec, KvCache& cache, std::size_t layer, const Matrix& out,
+                 const float* sinks) override {
+    inside_->attention(qkv, spec, cache, layer, plain(out), sinks);
     round(out, tokens_);
   }
-  void gated(Nonlinearity function, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
-    inside_->gated(function, gate_up, num_rows, plain(out));
+  void gated(const Gating& gating, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
+    inside_->gated(gating, gate_up, num_rows, plain(out));
     round(out, num_rows);
   }
   void activate(Nonlinearity function, const Matrix& x, std::size_t num_rows, const Matrix& out) override {
@@ -83,9 +84,9 @@ class RoundingDevice final : public Device {
   void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) override {
     inside_->route(logits, num_rows, routing, out);
   }
-  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, Nonlinearity function,
+  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, const Gating& gating,
                std::span<const Leaf> leaves, const Matrix& out) override {
-    inside_->experts(plain(h), num_rows, routing, experts, function, leaves, out);
+    inside_->experts(plain(h), num_rows, routing, experts, gating, leaves, out);
   }
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
     const float* from = static_cast<const float*>(x.data);

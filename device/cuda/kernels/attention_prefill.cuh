@@ -103,21 +103,23 @@ __device__ inline void write_pair(Element* out, bool both, bool aligned, float f
   if (both) out[1] = from_float<Element>(second);
 }
 
-/// The totals of a warp's rows over their l, to the output.
+/// The results of a warp's rows, to the output.
 template <class Element>
 __device__ inline void write_rows(const AttentionArguments& arguments, const Tile& tile, unsigned first_row, const float* totals,
-                                  const float (&l)[2], unsigned dim_tiles) {
+                                  const float (&m)[2], const float (&l)[2], unsigned dim_tiles) {
   const unsigned lane = threadIdx.x % 32, head_dim = arguments.heads.head_dim;
   for (unsigned half = 0; half < 2; ++half) {
     const unsigned row = first_row + lane / 4 + 8 * half;
     if (row >= tile.num_rows) continue;
+    const Ending ending = end_row<BinaryExp>(arguments, tile.head_of(row), m[half], l[half]);
     Element* out = static_cast<Element*>(arguments.out) + (tile.sequence.first_token + tile.token_of(row)) * arguments.out_stride +
                    tile.head_of(row) * head_dim;
     for (unsigned i = 0; i < 2 * dim_tiles; ++i) {
       const unsigned dim = 8 * i + 2 * (lane % 4);
       if (dim >= head_dim) continue;
       const float* pair = totals + (4 * i + 2 * half) * 32 + lane;
-      write_pair(out + dim, dim + 1 < head_dim, head_dim % 2 == 0, pair[0] / l[half], pair[32] / l[half]);
+      write_pair(out + dim, dim + 1 < head_dim, head_dim % 2 == 0, pair[0] * ending.factor / ending.sum,
+                 pair[32] * ending.factor / ending.sum);
     }
   }
 }
@@ -180,7 +182,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) attention_prefill(Attent
     if ((span + 1) % kGroupSpans == 0 || span + 1 == end) rows.close_group(totals, dim_tiles);
     __syncthreads();  // everybody is done with it
   }
-  write_rows<Element>(arguments, tile, first_row, totals, rows.total_l, dim_tiles);
+  write_rows<Element>(arguments, tile, first_row, totals, rows.total_m, rows.total_l, dim_tiles);
 }
 
 }  // namespace lockstep::device::cuda

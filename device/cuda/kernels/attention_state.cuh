@@ -19,6 +19,8 @@ struct AttentionArguments {
   CacheView cache;
   float scale;  // of the scores; in the 16-bit family times log2(e)
   ScoreBend bend;
+  const float* sinks;  // [num_heads]; null: none
+  float sink_factor;   // of all sinks: to the base that the scores are in
   std::uint32_t window;
   void* out;
   std::size_t out_stride;
@@ -178,14 +180,29 @@ __device__ inline void clear_states(const States& states, unsigned rows) {
   for (unsigned i = threadIdx.x; i < state_floats(rows, states.stride); i += kAttentionThreads) states.at[i] = 0.0f;
 }
 
-/// o / l of each row, to the output.
-template <class Out>
+/// What the sink of a head makes of a row that has seen all its keys: the result is o * factor / sum.
+struct Ending {
+  float factor;
+  float sum;
+};
+template <class Exp>
+__device__ inline Ending end_row(const AttentionArguments& arguments, unsigned head, float m, float l) {
+  if (arguments.sinks == nullptr) return {1.0f, l};
+  const float sink = arguments.sinks[head] * arguments.sink_factor;
+  const float larger = m > sink ? m : sink;
+  const float factor = Exp::of(m - larger);
+  return {factor, fmaf(l, factor, Exp::of(sink - larger))};
+}
+
+/// The result of each row, to the output.
+template <class Exp, class Out>
 __device__ inline void write_output(const AttentionArguments& arguments, const Tile& tile, const States& states) {
   const unsigned head_dim = arguments.heads.head_dim;
   for (unsigned i = threadIdx.x; i < tile.num_rows * head_dim; i += kAttentionThreads) {
     const unsigned row = i / head_dim, dim = i % head_dim;
     Out* out = static_cast<Out*>(arguments.out) + (tile.sequence.first_token + tile.token_of(row)) * arguments.out_stride;
-    out[tile.head_of(row) * head_dim + dim] = from_float<Out>(states.o(row, dim) / states.l(row));
+    const Ending ending = end_row<Exp>(arguments, tile.head_of(row), states.m(row), states.l(row));
+    out[tile.head_of(row) * head_dim + dim] = from_float<Out>(states.o(row, dim) * ending.factor / ending.sum);
   }
 }
 
@@ -247,7 +264,7 @@ __device__ inline void walk_units(const AttentionArguments& arguments, const Til
       merge_states<Exp>(total, rows, min(end_unit - unit, kMostMerged), state, blends);
     }
   }
-  write_output<Out>(arguments, tile, total);
+  write_output<Exp, Out>(arguments, tile, total);
 }
 
 }  // namespace lockstep::device::cuda

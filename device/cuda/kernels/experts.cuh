@@ -53,16 +53,23 @@ __global__ void __launch_bounds__(kRouteThreads) route_rows(ConstRows<Float> log
   }
 }
 
-/// Grid (leaves x tokens, pieces). sums = fma(weight of the token, partial, sums) where the weight is not 0. Bytes: 12 n a row.
+/// Grid (leaves x tokens, pieces). sums = fma(weight of the token, partial, sums) where the weight is not 0; to the partial sums of the
+/// first leaf `bias` is added before, if it is not null. Bytes: 12 n a row.
 template <class Float>
-__global__ void __launch_bounds__(kRowThreads) add_expert_rows(MutableRows<Float> sums, ConstRows<Float> partial, const Float* weights,
-                                                               unsigned num_experts, unsigned num_tokens, unsigned columns, bool aligned) {
+__global__ void __launch_bounds__(kRowThreads)
+    add_expert_rows(MutableRows<Float> sums, ConstRows<Float> partial, const Float* bias, const Float* weights, unsigned num_experts,
+                    unsigned num_tokens, unsigned columns, bool aligned) {
   const unsigned at = blockIdx.y * kRowStep + 4 * threadIdx.x;
   const float weight = weights[blockIdx.x % num_tokens * num_experts];
   if (at >= columns || weight == 0.0f) return;
   float v[4], sum[4];
   load_four(partial.row(blockIdx.x), at, columns, aligned, v);
   load_four(sums.row(blockIdx.x), at, columns, aligned, sum);
+  if (bias != nullptr && blockIdx.x < num_tokens) {
+    float b[4];
+    load_four(bias, at, columns, aligned, b);
+    for (unsigned i = 0; i < 4; ++i) v[i] = v[i] + b[i];
+  }
   for (unsigned i = 0; i < 4; ++i) sum[i] = fmaf(weight, v[i], sum[i]);
   store_four(sums.row(blockIdx.x), at, columns, aligned, sum);
 }

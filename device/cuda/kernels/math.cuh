@@ -100,11 +100,14 @@ __device__ inline float tanh_of(float x) {
   return __uint_as_float(__float_as_uint(w / (w + 2.0f)) ^ (__float_as_uint(x) & 0x80000000u));
 }
 
+__device__ inline float gelu_quick(float x) { return x / (1.0f + exp_of(x * -1.702f)); }
+
 template <Nonlinearity kFunction>
 __device__ inline float activation_of(float x) {
   if constexpr (kFunction == Nonlinearity::kSilu) return silu(x);
   if constexpr (kFunction == Nonlinearity::kGelu) return gelu(x);
   if constexpr (kFunction == Nonlinearity::kGeluTanh) return gelu_tanh(x);
+  if constexpr (kFunction == Nonlinearity::kGeluQuick) return gelu_quick(x);
   return 0.0f > x ? 0.0f : x;  // NaN and -0 stay
 }
 

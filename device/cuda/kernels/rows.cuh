@@ -224,17 +224,23 @@ __global__ void __launch_bounds__(kRowThreads)
   store_four(x.row(blockIdx.x), at, columns, aligned, v);
 }
 
-/// Grid (rows, pieces). out = function(gate) * up, or function(gate). Bytes: 8 n, or 4 n, + the size of n outputs a row. Operations: about
-/// 22 n; kGelu 45 n.
+/// Grid (rows, pieces). out = function(gate) * up, both with their limits (see Gating), or function(gate). Bytes: 8 n, or 4 n, + the size
+/// of n outputs a row. Operations: about 22 n; kGelu 45 n.
 template <Nonlinearity kFunction, class Out>
-__global__ void __launch_bounds__(kRowThreads)
-    activate_rows(ConstRows<float> gate_up, bool has_up, unsigned columns, bool aligned, MutableRows<Out> outputs) {
+__global__ void __launch_bounds__(kRowThreads) activate_rows(ConstRows<float> gate_up, bool has_up, float limit, float up_offset,
+                                                             unsigned columns, bool aligned, MutableRows<Out> outputs) {
   const unsigned at = blockIdx.y * kRowStep + 4 * threadIdx.x;
   if (at >= columns) return;
   const float* row = gate_up.row(blockIdx.x);
   float gate[4], up[4];
   load_four(row, at, columns, aligned, gate);
   if (has_up) load_four(row + columns, at, columns, aligned, up);
+  const bool limited = has_up && (limit < INFINITY || up_offset != 0.0f);
+  for (unsigned i = 0; i < 4 && limited; ++i) {
+    gate[i] = limit < gate[i] ? limit : gate[i];  // NaN stays
+    up[i] = limit < up[i] ? limit : up[i];
+    up[i] = (-limit > up[i] ? -limit : up[i]) + up_offset;
+  }
   for (unsigned i = 0; i < 4; ++i) {
     const float activated = activation_of<kFunction>(gate[i]);
     gate[i] = has_up ? activated * up[i] : activated;

@@ -153,6 +153,37 @@ TEST(HfConfig, RefusesOtherFamiliesByNameAndSaysWhatIsSupported) {
   EXPECT_THAT(error_of([] { spec_from_hf_config("{}", "config.json"); }), HasSubstr("architectures: is missing"));
 }
 
+/// A configuration of the tests' data, with changes.
+json changed(const char* folder, const json& changes) {
+  json config = json::parse(file_bytes(data_path(std::string("models/") + folder + "/config.json")));
+  config.update(changes);
+  return config;
+}
+
+TEST(HfConfig, TheGateOfExpertsIsLimitedAsTheConfigurationSays) {
+  const ModelSpec usual = spec_of(changed("gpt-oss", json::object()));
+  EXPECT_EQ(usual.activation, device::Nonlinearity::kGeluQuick);
+  EXPECT_EQ(usual.activation_limit, 7.0f);
+  EXPECT_EQ(usual.up_offset, 1.0f);
+  EXPECT_TRUE(usual.experts.stored_in_out);
+  EXPECT_EQ(spec_of(changed("gpt-oss", {{"swiglu_limit", 5.5}})).activation_limit, 5.5f);
+  EXPECT_FALSE(spec_of(changed("gpt-oss", {{"quantization_config", {{"quant_method", "mxfp4"}}}})).experts.stored_in_out);
+  const auto error = [](const json& changes) { return error_of([&] { spec_of(changed("gpt-oss", changes)); }); };
+  EXPECT_THAT(error({{"swiglu_alpha", 1.0}}), HasSubstr("config.json: swiglu_alpha: is 1.000000; 1.702 is supported"));
+  EXPECT_THAT(error({{"rope_scaling", nullptr}}),
+              HasSubstr("config.json: rope_scaling: it and rope_theta, or rope_parameters, are needed"));
+  EXPECT_THAT(error({{"hidden_act", "gelu"}}), HasSubstr("config.json: hidden_act: 'gelu' is not supported in this family"));
+  EXPECT_THAT(error({{"swiglu_limit", -1.0}}), HasSubstr("config.json: swiglu_limit"));
+  EXPECT_THAT(error({{"num_experts_per_tok", 5}}), HasSubstr("config.json: num_experts_per_tok"));
+}
+
+TEST(HfConfig, NormsBehindTheBranchesMeanNoneBeforeTheHead) {
+  const ModelSpec usual = spec_of(changed("opt", json::object())), behind = spec_of(changed("opt-post-norm", json::object()));
+  EXPECT_TRUE(usual.final_norm && !usual.norms_of_sums && usual.embedding_size == 0);
+  EXPECT_TRUE(!behind.final_norm && behind.norms_of_sums && behind.embedding_size == 24);
+  EXPECT_FALSE(spec_of(changed("opt", {{"_remove_final_layer_norm", true}})).final_norm);
+}
+
 TEST(HfConfig, RefusesNumbersOutOfRangeByKeyAndValue) {
   for (const char* key : {"hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
                           "vocab_size", "max_position_embeddings"}) {

@@ -20,7 +20,7 @@ using test::SafetensorsBuilder;
 constexpr std::size_t kHidden = 128, kInner = 512, kVocabulary = 33, kLayers = 2;
 
 /// How q, k and v, and gate and up, are stored.
-enum class Projections { kApart, kJoined };
+enum class Projections { kApart, kJoined, kByHead };
 
 json config(const json& quantisation, Projections projections) {
   json config = json::parse(
@@ -31,6 +31,11 @@ json config(const json& quantisation, Projections projections) {
   config["num_hidden_layers"] = kLayers;
   config["vocab_size"] = kVocabulary;
   if (projections == Projections::kJoined) config["architectures"] = {"Phi3ForCausalLM"}, config["model_type"] = "phi3";
+  if (projections == Projections::kByHead) {
+    config["architectures"] = {"GPTNeoXForCausalLM"}, config["model_type"] = "gpt_neox";
+    config["hidden_act"] = "gelu";
+    config["tie_word_embeddings"] = false;
+  }
   if (!quantisation.is_null()) config["quantization_config"] = quantisation;
   return config;
 }
@@ -59,6 +64,22 @@ class TwoFolders {
     const auto matrix = [&](const std::string& module, std::size_t rows, std::size_t columns) {
       plain.add(module + ".weight", "F32", {rows, columns}, add(packed, module, rows, columns, seed++));
     };
+    if (projections == Projections::kByHead) {
+      add_by_head(floats, matrix);
+    } else {
+      add_llama(floats, matrix, joined);
+    }
+    packed_.write("config.json", config(quantisation, projections).dump());
+    packed_.write("model.safetensors", packed.str());
+    plain_.write("config.json", config(nullptr, projections).dump());
+    plain_.write("model.safetensors", plain.str());
+  }
+  const fs::path& packed() const { return packed_.path(); }
+  const fs::path& plain() const { return plain_.path(); }
+
+ private:
+  template <class Floats, class Matrix>
+  static void add_llama(const Floats& floats, const Matrix& matrix, bool joined) {
     floats("model.embed_tokens.weight", {kVocabulary, kHidden}, 0.0f);
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
       const std::string module = "model.layers." + std::to_string(layer) + ".";
@@ -82,15 +103,33 @@ class TwoFolders {
     }
     floats("model.norm.weight", {kHidden}, 1.0f);
     floats("lm_head.weight", {kVocabulary, kHidden}, 0.0f);
-    packed_.write("config.json", config(quantisation, projections).dump());
-    packed_.write("model.safetensors", packed.str());
-    plain_.write("config.json", config(nullptr, projections).dump());
-    plain_.write("model.safetensors", plain.str());
   }
-  const fs::path& packed() const { return packed_.path(); }
-  const fs::path& plain() const { return plain_.path(); }
 
- private:
+  /// q, k and v of each head in turn, in one tensor.
+  template <class Floats, class Matrix>
+  static void add_by_head(const Floats& floats, const Matrix& matrix) {
+    const auto norm = [&](const std::string& module) {
+      floats(module + ".weight", {kHidden}, 1.0f);
+      floats(module + ".bias", {kHidden}, 0.0f);
+    };
+    floats("gpt_neox.embed_in.weight", {kVocabulary, kHidden}, 0.0f);
+    for (std::size_t layer = 0; layer < kLayers; ++layer) {
+      const std::string module = "gpt_neox.layers." + std::to_string(layer) + ".";
+      norm(module + "input_layernorm");
+      norm(module + "post_attention_layernorm");
+      matrix(module + "attention.query_key_value", 3 * kHidden, kHidden);
+      floats(module + "attention.query_key_value.bias", {3 * kHidden}, 0.0f);
+      matrix(module + "attention.dense", kHidden, kHidden);
+      floats(module + "attention.dense.bias", {kHidden}, 0.0f);
+      matrix(module + "mlp.dense_h_to_4h", kInner, kHidden);
+      floats(module + "mlp.dense_h_to_4h.bias", {kInner}, 0.0f);
+      matrix(module + "mlp.dense_4h_to_h", kHidden, kInner);
+      floats(module + "mlp.dense_4h_to_h.bias", {kHidden}, 0.0f);
+    }
+    norm("gpt_neox.final_layer_norm");
+    floats("embed_out.weight", {kVocabulary, kHidden}, 0.0f);
+  }
+
   test::TemporaryFolder packed_, plain_;
 };
 
@@ -156,6 +195,8 @@ TEST(QuantisedSession, ProjectionsInOneTensorAreCutOutOfIt) {
   const json awq{{"quant_method", "awq"}, {"bits", 4}, {"group_size", 64}, {"zero_point", true}, {"version", "GEMM"}};
   expect_same_model(TwoFolders(gptq, add(false), Projections::kJoined));
   expect_same_model(TwoFolders(awq, add(true), Projections::kJoined));
+  expect_same_model(TwoFolders(gptq, add(false), Projections::kByHead));
+  expect_same_model(TwoFolders(awq, add(true), Projections::kByHead));
 }
 
 TEST(QuantisedSession, Float8InBlocksIsTheSameModelOnAnyNumberOfRanks) {

@@ -216,6 +216,48 @@ TEST(Gptq, MissingDuplicateAndMisshapenPartsAreRefusedBeforeWeightsAreRead) {
   EXPECT_THAT(open_error(plain, config), HasSubstr("config.json: quantization_config says 'gptq', but no tensor is quantised that way"));
 }
 
+TEST(Mxfp4, NumbersAndPowersOfTwoAreTakenAsTheyStandAndSlicesReadTheirOwnBytes) {
+  SafetensorsBuilder file;
+  const std::vector<float> values = test::add_mxfp4(file, "m.weight", 3, 8, 128, 1);
+  const json config{{"quant_method", "mxfp4"}};
+  const Opened opened(file, config);
+  EXPECT_EQ(opened.tensor().dtype, DType::kMXFP4);
+  EXPECT_EQ(opened.tensor().shape, (std::vector<std::size_t>{3, 8, 128}));
+  EXPECT_EQ(opened.tensor().load_dtype, std::nullopt);
+  EXPECT_EQ(opened.source().tensors().size(), 1u) << "its parts are no tensors of the model";
+  expect_values(opened, values, "mxfp4");
+  const Opened other(file, config);
+  other.slice({8, 8, 32, 64});
+  EXPECT_EQ(other.source().bytes_read(), 8u * 2 * 17);
+}
+
+TEST(Mxfp4, MissingDuplicateAndMisshapenPartsAreRefusedBeforeWeightsAreRead) {
+  const json config{{"quant_method", "mxfp4"}};
+  const auto with = [](const std::vector<std::size_t>& blocks, const char* type, const std::vector<std::size_t>& scales) {
+    SafetensorsBuilder file;
+    std::size_t count = 1, scale_count = 1;
+    for (const std::size_t axis : blocks) count *= axis;
+    for (const std::size_t axis : scales) scale_count *= axis;
+    file.add("m_blocks", "U8", blocks, std::string(count, '\0'));
+    if (!scales.empty()) file.add("m_scales", type, scales, std::string(scale_count * (type[0] == 'F' ? 4 : 1), '\0'));
+    return file;
+  };
+  EXPECT_THAT(open_error(with({2, 4, 1, 16}, "U8", {}), config),
+              AllOf(HasSubstr("model.safetensors: tensor 'm_blocks' needs 'm_scales', which is missing"), HasSubstr("config.json: mxfp4")));
+  EXPECT_THAT(open_error(with({2, 4, 1, 8}, "U8", {2, 4, 1}), config),
+              HasSubstr("tensor 'm_blocks' has type 'U8' and shape [2, 4, 1, 8], where 'U8' of [..., rows, columns / 32, 16] is needed"));
+  EXPECT_THAT(open_error(with({4, 16}, "U8", {4}), config), HasSubstr("tensor 'm_blocks' has type 'U8' and shape [4, 16]"));
+  EXPECT_THAT(open_error(with({2, 4, 2, 16}, "U8", {2, 4, 1}), config),
+              HasSubstr("tensor 'm_scales' has type 'U8' and shape [2, 4, 1], where 'U8' of [2, 4, 2] is needed"));
+  EXPECT_THAT(open_error(with({2, 4, 1, 16}, "F32", {2, 4, 1}), config), HasSubstr("tensor 'm_scales' has type F32"));
+  SafetensorsBuilder both = with({2, 4, 1, 16}, "U8", {2, 4, 1});
+  both.add("m", "F32", {2, 4, 32}, std::vector<float>(256));
+  EXPECT_THAT(open_error(both, config), HasSubstr("tensor 'm_blocks' is there beside 'm'"));
+  SafetensorsBuilder plain;
+  plain.add("m", "F32", {2, 2}, std::vector<float>(4));
+  EXPECT_THAT(open_error(plain, config), HasSubstr("config.json: quantization_config says 'mxfp4', but no tensor is quantised that way"));
+}
+
 /// fp8 codes of a matrix: every code that is a number.
 std::string codes(std::size_t count, bool e5m2) {
   std::string bytes;
