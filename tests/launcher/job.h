@@ -26,7 +26,8 @@ inline Arguments mpirun(int num_ranks) {
   return {LOCKSTEP_MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", std::to_string(num_ranks)};
 }
 
-/// A folder for all tests of a program, with a model, requests and the answers of a run that nothing disturbed; and an output file for each test.
+/// A folder for all tests of a program, with a model, requests and the answers of a run that nothing disturbed; and an output file for each
+/// test.
 class JobTest : public testing::Test {
  protected:
   static void TearDownTestSuite() { folder_.reset(); }
