@@ -40,8 +40,14 @@ class SentencePieceEncoder final : public WordEncoder {
  public:
   SentencePieceEncoder(const std::string& source, std::string_view bytes, const SentencePieceModel& model)
       : cuts_(may_cut(model)), space_comes_back_(model.add_dummy_prefix) {
-    const auto status = processor_.LoadFromSerializedProto(bytes);
-    if (!status.ok()) throw std::runtime_error(source + ": libsentencepiece refuses it: " + status.ToString());
+    std::string why;
+    try {
+      const auto status = processor_.LoadFromSerializedProto(bytes);
+      if (!status.ok()) why = status.ToString();
+    } catch (const std::exception& error) {  // of the Darts inside of it: a zero byte in a piece
+      why = error.what();
+    }
+    if (!why.empty()) throw std::runtime_error(source + ": libsentencepiece refuses it: " + why);
   }
 
   void encode(std::string_view text, std::vector<TokenId>& ids) const override {

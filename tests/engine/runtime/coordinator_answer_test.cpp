@@ -1,12 +1,11 @@
 // What ends an answer, its text, and what is refused.
-#include "engine/runtime/coordinator.h"
-
 #include <limits>
 #include <numeric>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/runtime/coordinator.h"
 #include "tests/engine/runtime/coordinator_run.h"
 
 namespace lockstep::engine {

@@ -1,10 +1,9 @@
 // Beam search.
-#include "engine/runtime/coordinator.h"
-
 #include <limits>
 
 #include <gtest/gtest.h>
 
+#include "engine/runtime/coordinator.h"
 #include "tests/engine/runtime/coordinator_run.h"
 
 namespace lockstep::engine {

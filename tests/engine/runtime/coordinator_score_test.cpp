@@ -1,11 +1,10 @@
 // Prompts that are scored.
-#include "engine/runtime/coordinator.h"
-
 #include <algorithm>
 #include <limits>
 
 #include <gtest/gtest.h>
 
+#include "engine/runtime/coordinator.h"
 #include "tests/engine/runtime/coordinator_run.h"
 
 namespace lockstep::engine {

@@ -1,9 +1,8 @@
 // Which parts of the logits are asked for, and that the answer is that of the whole row.
-#include "engine/runtime/coordinator.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/runtime/coordinator.h"
 #include "tests/engine/runtime/coordinator_run.h"
 
 namespace lockstep::engine {

@@ -196,6 +196,9 @@ TEST(SentencePieceRefusal, NamesTheFileAndWhatIsWrong) {
                     "a",
                     5}),
               HasSubstr("dir/tokenizer.model: libsentencepiece refuses it"));
+  // The Darts library, inside of libsentencepiece, throws what is no error of ours.
+  EXPECT_THAT(model_error(model_file("spm-unigram") + std::string("\x0A\x03\x0A\x01\0", 5)),
+              HasSubstr("dir/tokenizer.model: libsentencepiece refuses it: "));
 }
 
 TEST(SentencePieceRefusal, NamesTheFileBesideTheModel) {
