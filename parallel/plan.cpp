@@ -8,6 +8,9 @@
 
 #include <fmt/format.h>
 
+#include "parallel/rank_parts.h"
+#include "parallel/reduction_tree.h"
+
 namespace lockstep::parallel {
 namespace {
 
@@ -40,32 +43,71 @@ bool is_in_place(Op op) {
   }
 }
 
-std::vector<std::size_t> scaled(const std::vector<std::size_t>& ends, std::size_t factor) {
-  std::vector<std::size_t> result(ends);
-  for (std::size_t& end : result) end *= factor;
-  return result;
+std::string name_of(const Graph& graph, const Node& node) {
+  const auto in_layer = [&](const char* what) { return fmt::format("layer {} {}", node.layer, what); };
+  switch (node.op) {
+    case Op::kEmbed: return "embedding";
+    case Op::kAddPositions: return "positions";
+    case Op::kScale: return in_layer("scale");
+    case Op::kSoftCap: return in_layer("soft cap");
+    case Op::kNorm: return node.weights.empty() ? in_layer("norm") : graph.tensors[node.weights.front()].name;
+    case Op::kLinear: return graph.tensors[node.weights.front()].name;
+    case Op::kNormHeads:
+    case Op::kNormAllHeads: return in_layer("query and key norm");
+    case Op::kRotateAndAppend: return in_layer("rotary, KV append");
+    case Op::kAttention: return in_layer("attention");
+    case Op::kGated:
+    case Op::kActivate: return in_layer("activation");
+    case Op::kRoute: return in_layer("routing");
+    case Op::kExperts: return in_layer("experts");
+    case Op::kGateRows: return in_layer("gate");
+    case Op::kAdd: return in_layer("residual add");
+    case Op::kSelectLogitRows: return "select logit rows";
+  }
+  return "?";
+}
+
+/// [all-reduce,] add, norm of the sum: one node, because a device can do it in one pass over the rows.
+void fuse_residual_norms(std::vector<RankNode>& nodes) {
+  std::vector<RankNode> fused;
+  for (RankNode& node : nodes) {
+    RankNode* add = fused.empty() ? nullptr : &fused.back();
+    if (node.op != RankOp::kNorm || !node.tap.empty() || add == nullptr || add->op != RankOp::kAdd || add->output != node.input) {
+      fused.push_back(std::move(node));
+      continue;
+    }
+    add->op = RankOp::kAddNorm;
+    add->residual = add->output;
+    add->output = node.output;
+    add->norm = node.norm;
+    add->eps = node.eps;
+    add->norm_weight = node.norm_weight;
+    add->norm_bias = node.norm_bias;
+    add->name += ", " + node.name;
+    if (fused.size() < 2) continue;
+    const RankNode reduce = fused[fused.size() - 2];
+    if (reduce.op != RankOp::kAllReduce || reduce.output != add->input || !reduce.tap.empty()) continue;
+    add->tree = reduce.tree;
+    add->name = reduce.name + ", " + add->name;
+    fused.erase(fused.end() - 2);
+  }
+  nodes = std::move(fused);
 }
 
 class Planner {
  public:
   Planner(const Graph& graph, std::size_t rank, std::size_t num_ranks, const ActivationRule& activation_for, bool one_leaf)
-      : graph_(graph),
-        activation_for_(activation_for),
-        one_leaf_(one_leaf),
-        leaves_(leaves_of(graph.dims)),
-        shards_(all_shards(graph.dims, num_ranks)) {
+      : graph_(graph), activation_for_(activation_for), parts_(graph, rank, num_ranks, one_leaf, out_) {
     out_.dims = graph.dims;
-    out_.shard = shards_[rank];
     out_.tensors = graph.tensors;
     out_.rotaries = graph.rotaries;
     for (const Attention& attention : graph.attentions) out_.attentions.push_back(local_attention(attention));
-    for (const Shard& shard : shards_) out_.vocabulary_shares.push_back(shard.vocabulary);
   }
 
   RankGraph run() {
     for (std::size_t i = 0; i < graph_.nodes.size(); ++i) add_node(i);
     if (out_.logits == kNone) throw std::invalid_argument("plan: the graph computes no logits");
-    fuse_residual_norms();
+    fuse_residual_norms(out_.nodes);
     return std::move(out_);
   }
 
@@ -102,114 +144,6 @@ class Planner {
       out_.values.push_back({.name = value.name + suffix_of(type), .columns = columns_of(value), .type = type});
     }
     return found->second;
-  }
-
-  /// What the rows (of a vector: the elements) of a tensor are on this rank.
-  Range local_rows(const TensorDecl& tensor, std::size_t all) const {
-    const std::size_t head_dim = graph_.dims.head_dim;
-    const auto times = [](Range range, std::size_t factor) { return Range{range.begin * factor, range.end * factor}; };
-    switch (tensor.shard) {
-      case ShardKind::kVocabularyRows: return shard().vocabulary;
-      case ShardKind::kQueryHeads: return shard().heads;
-      case ShardKind::kQueryRows: return times(shard().heads, head_dim);
-      case ShardKind::kKvRows: return times(shard().kv_heads, head_dim);
-      case ShardKind::kFeedForwardRows: return shard().inner_columns(tensor.inner);
-      default: return {0, all};
-    }
-  }
-
-  Range local_columns(const TensorDecl& tensor) const {
-    const std::size_t head_dim = graph_.dims.head_dim;
-    if (tensor.shard == ShardKind::kAttentionColumns) return {shard().heads.begin * head_dim, shard().heads.end * head_dim};
-    if (tensor.shard == ShardKind::kFeedForwardColumns) return shard().inner_columns(tensor.inner);
-    return {0, tensor.columns};
-  }
-
-  std::vector<device::Leaf> leaves_of_product(const TensorDecl& tensor, std::size_t local_columns_size) const {
-    if (tensor.shard == ShardKind::kAttentionColumns && !one_leaf_) {
-      return ReductionTree(leaves_.attention_ends.size())
-          .leaf_program(shard().attention_leaves, scaled(leaves_.attention_ends, graph_.dims.head_dim));
-    }
-    if (tensor.shard == ShardKind::kFeedForwardColumns && !one_leaf_) {
-      const std::vector<std::size_t>& ends = leaves_.inner_ends(tensor.inner);
-      return ReductionTree(ends.size()).leaf_program(shard().inner_leaves(tensor.inner), ends);
-    }
-    return {{.end = static_cast<std::uint32_t>(local_columns_size), .merges = 0, .ends_root = true}};
-  }
-
-  std::size_t add_weight(const std::vector<TensorId>& tensors) {
-    const auto known = weights_.find(tensors);
-    if (known != weights_.end()) return known->second;
-    RankWeight weight;
-    const TensorDecl& first = graph_.tensors[tensors.front()];
-    for (const TensorId id : tensors) {
-      const TensorDecl& tensor = graph_.tensors[id];
-      if (tensor.is_vector()) throw std::invalid_argument("plan: " + tensor.name + " is used as a matrix and is a vector");
-      const WeightPiece piece{id, local_rows(tensor, tensor.rows), local_columns(tensor)};
-      if (tensor.dtype != first.dtype || piece.columns != local_columns(first)) {
-        throw std::invalid_argument("plan: " + tensor.name + " can not be stacked with " + first.name);
-      }
-      weight.name += (weight.name.empty() ? "" : "+") + tensor.name;
-      weight.spec.rows += piece.rows.size();
-      weight.pieces.push_back(piece);
-    }
-    weight.spec.name = weight.name;
-    weight.spec.dtype = first.dtype;
-    weight.spec.columns = weight.pieces.front().columns.size();
-    weight.spec.first_column = weight.pieces.front().columns.begin % device::info(first.dtype).block_size;
-    weight.spec.leaves = leaves_of_product(first, weight.spec.columns);
-    out_.weights.push_back(std::move(weight));
-    return weights_[tensors] = out_.weights.size() - 1;
-  }
-
-  std::size_t add_vector(const std::vector<TensorId>& tensors) {
-    if (tensors.empty()) return kNone;
-    RankVector vector;
-    for (const TensorId id : tensors) {
-      const TensorDecl& tensor = graph_.tensors[id];
-      if (!tensor.is_vector())
-        throw std::invalid_argument("plan: " + tensor.name + " is used as a vector and has " + std::to_string(tensor.rows) + " rows");
-      const WeightPiece piece{id, {0, 1}, local_rows(tensor, tensor.columns)};
-      vector.name += (vector.name.empty() ? "" : "+") + tensor.name;
-      vector.size += piece.columns.size();
-      vector.pieces.push_back(piece);
-    }
-    out_.vectors.push_back(std::move(vector));
-    return out_.vectors.size() - 1;
-  }
-
-  std::size_t tree_of(const TensorDecl& tensor) {
-    const bool over_heads = tensor.shard == ShardKind::kAttentionColumns;
-    std::vector<Range> shares;
-    for (const Shard& peer : shards_) shares.push_back(over_heads ? peer.attention_leaves : peer.inner_leaves(tensor.inner));
-    return add_tree(ReductionTree(over_heads ? leaves_.attention_ends.size() : leaves_.inner_ends(tensor.inner).size()).tree_sum(shares));
-  }
-
-  /// A sum over all heads of the model, of one root each. A KV head that several ranks hold is the first one's.
-  std::size_t tree_of_heads(bool queries) {
-    std::vector<Range> heads;
-    const std::size_t num_heads = queries ? graph_.dims.num_heads : graph_.dims.num_kv_heads;
-    for (std::size_t head = 0; head < num_heads; ++head) heads.push_back({head, head + 1});
-    comm::TreeSum tree = ReductionTree(num_heads).tree_sum(heads);
-    tree.roots_per_rank.clear();
-    for (const Shard& peer : shards_) {
-      const Range own = queries ? peer.heads : own_kv_heads(peer);
-      tree.roots_per_rank.push_back(static_cast<std::uint32_t>(own.size()));
-    }
-    return add_tree(tree);
-  }
-
-  /// Of the KV heads of a rank those that no lower rank has.
-  Range own_kv_heads(const Shard& peer) const {
-    const std::size_t begin = peer.rank == 0 ? 0 : shards_[peer.rank - 1].kv_heads.end;
-    return {std::max(begin, peer.kv_heads.begin), peer.kv_heads.end};
-  }
-
-  std::size_t add_tree(const comm::TreeSum& tree) {
-    const auto known = std::find(out_.trees.begin(), out_.trees.end(), tree);
-    if (known != out_.trees.end()) return static_cast<std::size_t>(known - out_.trees.begin());
-    out_.trees.push_back(tree);
-    return out_.trees.size() - 1;
   }
 
   Activation wanted_by(const std::vector<TensorId>& weights) const { return activation_for_(graph_.tensors[weights.front()].dtype); }
@@ -305,12 +239,12 @@ class Planner {
       RankNode& linear = add(RankOp::kLinear, node, name);
       linear.input = input;
       linear.output = output;
-      linear.weight = add_weight(run);
+      linear.weight = parts_.add_weight(run);
       mark_parts(node, out_.weights[linear.weight]);
       linear.out_column = out_column;
       if (!node.biases.empty()) {
         const auto first = node.biases.begin() + static_cast<std::ptrdiff_t>(next_bias);
-        linear.vector = add_vector({first, first + static_cast<std::ptrdiff_t>(run.size())});
+        linear.vector = parts_.add_vector({first, first + static_cast<std::ptrdiff_t>(run.size())});
         next_bias += run.size();
       }
       const device::WeightSpec& spec = out_.weights[linear.weight].spec;
@@ -320,7 +254,7 @@ class Planner {
     }
     current_[node.output] = Activation::kFloat32;
     if (row_parallel(first_tensor.shard) && !alone())
-      all_reduce(node, name, value_of(node.output, Activation::kFloat32), tree_of(first_tensor));
+      all_reduce(node, name, value_of(node.output, Activation::kFloat32), parts_.tree_of(first_tensor));
     if (first_tensor.shard == ShardKind::kVocabularyRows) out_.logits = value_of(node.output, Activation::kFloat32);
   }
 
@@ -344,19 +278,19 @@ class Planner {
                                                   device::info(model->dtype).name));
         }
       }
-      experts.push_back(add_weight({node.weights[i], node.weights[i + 1]}));
-      experts.push_back(add_weight({node.weights[i + 2]}));
+      experts.push_back(parts_.add_weight({node.weights[i], node.weights[i + 1]}));
+      experts.push_back(parts_.add_weight({node.weights[i + 2]}));
       for (device::Leaf& leaf : out_.weights[experts.back()].spec.leaves) leaf = {.end = leaf.end, .merges = 0, .ends_root = true};
     }
     std::vector<std::size_t> biases;
     const bool has_first_leaf = shard().inner_leaves(first_down.inner).begin == 0;
     for (std::size_t i = 0; i < node.biases.size(); i += 3) {
-      biases.push_back(add_vector({node.biases[i], node.biases[i + 1]}));
-      biases.push_back(has_first_leaf ? add_vector({node.biases[i + 2]}) : kNone);
+      biases.push_back(parts_.add_vector({node.biases[i], node.biases[i + 1]}));
+      biases.push_back(has_first_leaf ? parts_.add_vector({node.biases[i + 2]}) : kNone);
     }
     const std::size_t input = input_as(node, activation_for_(first_gate.dtype), name);
     const std::size_t output = value_of(node.output, Activation::kFloat32);
-    std::vector<device::Leaf> leaves = leaves_of_product(first_down, 0);
+    std::vector<device::Leaf> leaves = parts_.leaves_of_product(first_down, 0);
     const auto roots =
         static_cast<std::size_t>(std::count_if(leaves.begin(), leaves.end(), [](const device::Leaf& leaf) { return leaf.ends_root; }));
     out_.values[output].row_factor = std::max(out_.values[output].row_factor, roots);
@@ -368,7 +302,7 @@ class Planner {
     sum.experts = std::move(experts);
     sum.expert_biases = std::move(biases);
     sum.leaves = std::move(leaves);
-    if (!alone()) all_reduce(node, name, output, tree_of(first_down));
+    if (!alone()) all_reduce(node, name, output, parts_.tree_of(first_down));
   }
 
   void add_head_norms(const Node& node, const std::string& name) {
@@ -380,7 +314,7 @@ class Planner {
       if (node.weights.size() > 2) {  // each head has its own
         for (std::size_t i = 0; i < heads; ++i) {
           const std::size_t which = (queries ? 0 : graph_.dims.num_heads) + range.begin + i;
-          const std::size_t weight = add_vector({node.weights.at(which)});
+          const std::size_t weight = parts_.add_vector({node.weights.at(which)});
           RankNode& norm = add(RankOp::kNormHeads, node, name);
           norm.input = norm.output = qkv;
           norm.out_column = column + i * head_dim;
@@ -389,8 +323,8 @@ class Planner {
         }
         continue;
       }
-      const std::size_t weight = add_vector({node.weights.at(queries ? 0 : 1)});
-      const std::size_t bias = node.biases.empty() ? kNone : add_vector({node.biases.at(queries ? 0 : 1)});
+      const std::size_t weight = parts_.add_vector({node.weights.at(queries ? 0 : 1)});
+      const std::size_t bias = node.biases.empty() ? kNone : parts_.add_vector({node.biases.at(queries ? 0 : 1)});
       std::size_t squares = kNone;
       if (node.op == Op::kNormAllHeads) squares = add_square_sum(node, name, qkv, column, queries);
       RankNode& norm = add(node.op == Op::kNormHeads ? RankOp::kNormHeads : RankOp::kNormBySquare, node, name);
@@ -406,7 +340,7 @@ class Planner {
 
   std::size_t add_square_sum(const Node& node, const std::string& name, std::size_t qkv, std::size_t column, bool queries) {
     const Range heads = queries ? shard().heads : shard().kv_heads;
-    const Range own = queries ? heads : own_kv_heads(shard());
+    const Range own = queries ? heads : parts_.own_kv_heads(shard());
     const std::string value_name = queries ? "squares.q" : "squares.k";
     const auto known =
         std::find_if(out_.values.begin(), out_.values.end(), [&](const RankValue& value) { return value.name == value_name; });
@@ -418,27 +352,27 @@ class Planner {
     sum.output = squares;
     sum.out_column = column + (own.begin - heads.begin) * graph_.dims.head_dim;
     sum.heads = own.size();
-    all_reduce(node, name, squares, tree_of_heads(queries));
+    all_reduce(node, name, squares, parts_.tree_of_heads(queries));
     return squares;
   }
 
   void add_embed(const Node& node, const std::string& name) {
     RankNode& embed = add(RankOp::kEmbed, node, name);
-    embed.weight = add_weight(node.weights);
+    embed.weight = parts_.add_weight(node.weights);
     const std::size_t x = value_of(node.output, Activation::kFloat32);
     embed.output = x;
     if (!alone()) {
       // One rank has the row of a token, the others have zeros: the sum is exact.
       std::vector<Range> shares;
-      for (std::size_t rank = 0; rank < shards_.size(); ++rank) shares.push_back({rank, rank + 1});
-      all_reduce(node, name, x, add_tree(ReductionTree(shares.size()).tree_sum(shares)));
+      for (std::size_t rank = 0; rank < parts_.shards().size(); ++rank) shares.push_back({rank, rank + 1});
+      all_reduce(node, name, x, parts_.add_tree(ReductionTree(shares.size()).tree_sum(shares)));
     }
     tap_last(node);
   }
 
   void add_node(std::size_t index) {
     const Node& node = graph_.nodes[index];
-    const std::string name = name_of(node);
+    const std::string name = name_of(graph_, node);
     converted_.erase(node.output);
     switch (node.op) {
       case Op::kEmbed: add_embed(node, name); return;
@@ -454,15 +388,15 @@ class Planner {
       case Op::kNormAllHeads: add_head_norms(node, name); return;
       case Op::kNorm: {
         RankNode& norm = add_producer(RankOp::kNorm, index, name);
-        norm.norm_weight = add_vector(node.weights);
-        norm.norm_bias = add_vector(node.biases);
+        norm.norm_weight = parts_.add_vector(node.weights);
+        norm.norm_bias = parts_.add_vector(node.biases);
         norm.input = value_of(node.inputs.front(), Activation::kFloat32);
         return;
       }
-      case Op::kAttention: add_from_floats(RankOp::kAttention, index, name).vector = add_vector(node.weights); return;
+      case Op::kAttention: add_from_floats(RankOp::kAttention, index, name).vector = parts_.add_vector(node.weights); return;
       case Op::kGated: add_from_floats(RankOp::kGated, index, name); return;
       case Op::kActivate: add_from_floats(RankOp::kActivate, index, name); return;
-      case Op::kAddPositions: add_in_place(RankOp::kAddPositions, node, name).weight = add_weight(node.weights); return;
+      case Op::kAddPositions: add_in_place(RankOp::kAddPositions, node, name).weight = parts_.add_weight(node.weights); return;
       case Op::kScale: add_in_place(RankOp::kScale, node, name); return;
       case Op::kSoftCap: add_in_place(RankOp::kSoftCap, node, name); return;
       case Op::kGateRows: add_in_place(RankOp::kGateRows, node, name); return;
@@ -473,7 +407,7 @@ class Planner {
         return;
       case Op::kAdd: {
         RankNode& sum = add_in_place(RankOp::kAdd, node, name);
-        sum.vector = add_vector(node.biases);
+        sum.vector = parts_.add_vector(node.biases);
         sum.tap_input = node.tap_input;
         return;
       }
@@ -497,65 +431,11 @@ class Planner {
 
   void tap_last(const Node& node) { out_.nodes.back().tap = node.tap; }
 
-  /// [all-reduce,] add, norm of the sum: one node, because a device can do it in one pass over the rows.
-  void fuse_residual_norms() {
-    std::vector<RankNode> fused;
-    for (RankNode& node : out_.nodes) {
-      RankNode* add = fused.empty() ? nullptr : &fused.back();
-      if (node.op != RankOp::kNorm || !node.tap.empty() || add == nullptr || add->op != RankOp::kAdd || add->output != node.input) {
-        fused.push_back(std::move(node));
-        continue;
-      }
-      add->op = RankOp::kAddNorm;
-      add->residual = add->output;
-      add->output = node.output;
-      add->norm = node.norm;
-      add->eps = node.eps;
-      add->norm_weight = node.norm_weight;
-      add->norm_bias = node.norm_bias;
-      add->name += ", " + node.name;
-      if (fused.size() < 2) continue;
-      const RankNode reduce = fused[fused.size() - 2];
-      if (reduce.op != RankOp::kAllReduce || reduce.output != add->input || !reduce.tap.empty()) continue;
-      add->tree = reduce.tree;
-      add->name = reduce.name + ", " + add->name;
-      fused.erase(fused.end() - 2);
-    }
-    out_.nodes = std::move(fused);
-  }
-
-  std::string name_of(const Node& node) const {
-    const auto in_layer = [&](const char* what) { return fmt::format("layer {} {}", node.layer, what); };
-    switch (node.op) {
-      case Op::kEmbed: return "embedding";
-      case Op::kAddPositions: return "positions";
-      case Op::kScale: return in_layer("scale");
-      case Op::kSoftCap: return in_layer("soft cap");
-      case Op::kNorm: return node.weights.empty() ? in_layer("norm") : graph_.tensors[node.weights.front()].name;
-      case Op::kLinear: return graph_.tensors[node.weights.front()].name;
-      case Op::kNormHeads:
-      case Op::kNormAllHeads: return in_layer("query and key norm");
-      case Op::kRotateAndAppend: return in_layer("rotary, KV append");
-      case Op::kAttention: return in_layer("attention");
-      case Op::kGated:
-      case Op::kActivate: return in_layer("activation");
-      case Op::kRoute: return in_layer("routing");
-      case Op::kExperts: return in_layer("experts");
-      case Op::kGateRows: return in_layer("gate");
-      case Op::kAdd: return in_layer("residual add");
-      case Op::kSelectLogitRows: return "select logit rows";
-    }
-    return "?";
-  }
-
   const Graph& graph_;
   const ActivationRule& activation_for_;
-  const bool one_leaf_;
-  const Leaves leaves_;
-  const std::vector<Shard> shards_;
   RankGraph out_;
+  RankParts parts_;
   std::map<std::pair<ValueId, Activation>, std::size_t> values_;
-  std::map<std::vector<TensorId>, std::size_t> weights_;
   std::map<ValueId, Activation> current_;    // how the value stands now
   std::map<ValueId, Activation> converted_;  // and as what else
 };
