@@ -16,15 +16,11 @@ namespace lockstep::comm {
 /// The rest of a fixed binary tree once every rank has added up what lies wholly in its share (docs/numerics.md, N2). Roots are numbered
 /// over the ranks in ascending order; the same object must be given by every rank. parallel::ReductionTree makes it.
 struct TreeSum {
-  struct Merge {
-    std::uint32_t into = 0;  // root `into` = root `into` + root `from`
-    std::uint32_t from = 0;
-  };
+  using Merge = device::SumOfParts::Merge;  // of roots
   std::vector<std::uint32_t> roots_per_rank;
   std::vector<Merge> merges;  // in order; the sum is in root 0 at the end
   bool operator==(const TreeSum&) const = default;
 };
-inline bool operator==(const TreeSum::Merge& a, const TreeSum::Merge& b) { return a.into == b.into && a.from == b.from; }
 
 /// A peer died, called abort(), or did not arrive within the deadline. What the communicator was used for can not go on.
 class CommError : public std::runtime_error {

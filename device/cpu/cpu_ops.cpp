@@ -7,6 +7,12 @@
 
 namespace lockstep::device::cpu {
 
+Top higher(const Top& first, const Top& behind) {
+  Top top = behind.id >= 0 && (first.id < 0 || behind.logit > first.logit) ? behind : first;
+  top.finite = first.finite && behind.finite;
+  return top;
+}
+
 void CpuDevice::embed(const Weight* table, std::int32_t first_id, const Matrix& out) {
   const std::size_t tokens = step().num_tokens();
   floats_of(out, tokens);
@@ -62,39 +68,61 @@ void CpuDevice::add(const Matrix& x, const Matrix& delta, std::size_t num_rows, 
 void CpuDevice::add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
                          const Matrix& out) {
   require(x.columns == delta.columns && x.columns == out.columns, "add_norm: the columns differ");
-  floats_of(x, num_rows);
   const float* from = floats_of(delta, num_rows);
-  const bool all = for_all(num_rows);
-  if (all) {
-    copy_row(x);
-  } else {
-    copies_.set_valid(x, false);
-  }
-  const RowPlace sum = copies_.find(x);
-  const RowAccesses accesses{{{x.data, all ? Use::kWriteCopy : Use::kWrite}, {delta.data, Use::kRead}}};
-  make_rows(accesses, out, num_rows, [=, this, columns = x.columns](std::size_t thread, std::size_t t, const Matrix& to) {
-    float* row = static_cast<float*>(copies_.at(sum, thread).data) + t * columns;
-    kernels_.norm(row, from + t * columns, bias, columns, norm, row_out(to, t));
-  });
+  add_and_norm(x, {delta.data, Use::kRead}, num_rows, bias, norm, out,
+               [from, columns = x.columns](std::size_t, std::size_t t) { return from + t * columns; });
 }
 
-void CpuDevice::linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
-                       std::size_t out_column) {
-  const LinearWeight& w = static_cast<const LinearWeight&>(weight);
+void CpuDevice::sum_add_norm(const Matrix& x, const SumOfParts& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                             const Matrix& out) {
+  require(x.columns == out.columns, "sum_add_norm: the columns differ");
+  require(!delta.parts.empty(), "sum_add_norm: there is nothing to add up");
+  reserve_scratch(delta.parts.size() * (x.columns * sizeof(float) + sizeof(const float*)));
+  add_and_norm(x, {}, num_rows, bias, norm, out,
+               [this, delta, columns = x.columns](std::size_t thread, std::size_t t) { return sum_row(delta, columns, thread, t); });
+}
+
+const float* CpuDevice::sum_row(const SumOfParts& sum, std::size_t columns, std::size_t thread, std::size_t t) {
+  const std::size_t num_parts = sum.parts.size();
+  auto* rows = reinterpret_cast<const float**>(scratch_[thread].data());  // [parts]: where each stands now
+  float* sums = reinterpret_cast<float*>(rows + num_parts);               // [parts, columns]
+  for (std::size_t part = 0; part < num_parts; ++part) rows[part] = sum.parts[part] + t * columns;
+  for (const SumOfParts::Merge merge : sum.merges) {
+    float* to = sums + merge.into * columns;
+    if (rows[merge.into] != to) std::memcpy(to, rows[merge.into], columns * sizeof(float));
+    kernels_.add(to, rows[merge.from], nullptr, columns);
+    rows[merge.into] = to;
+  }
+  return rows[0];
+}
+
+/// Checks the matrices of a product, and makes room for it. Returns its arguments, those of the first part.
+LinearArgs CpuDevice::begin_product(const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, const Matrix& out,
+                                    std::size_t out_column) {
   const std::size_t roots = w.num_roots();
   require(in.columns == w.spec().columns && out_column + w.spec().rows <= out.columns, "linear: the matrices do not fit the weight");
   require(bias == nullptr || roots == 1, "linear: a bias needs a product with one root");
-  float* to = floats_of(out, roots * num_rows) + out_column;
   const bool int8 = info(w.spec().dtype).block_quantised() && in.type == Activation::kInt8Blocks;
   if (int8) {
     int8_of(in, num_rows);
   } else {
     floats_of(in, num_rows);
   }
+  LinearArgs args = product_args(in, num_rows, w, 0);
+  args.bias = bias;
+  args.out = floats_of(out, roots * num_rows) + out_column;
+  args.out_stride = out.columns;
   copies_.set_valid(out, false);
   note_product(w, out, out_column, num_rows);
+  reserve_scratch(kernels_.linear_scratch_bytes(args));
+  return args;
+}
+
+void CpuDevice::linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
+                       std::size_t out_column) {
+  const LinearWeight& w = static_cast<const LinearWeight&>(weight);
+  float* to = begin_product(in, num_rows, w, bias, out, out_column).out;
   if (num_rows == 0 || w.spec().rows == 0) return;
-  reserve_scratch(kernels_.linear_scratch_bytes(product_args(in, num_rows, w, 0)));
   const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
   submit({read_of(source)[0], {out.data, Use::kWritePart, &w}}, [=, this, &w, stride = out.columns](std::size_t thread) {
     multiply(thread, copies_.at(source, thread), num_rows, w, bias, to, stride);
@@ -244,9 +272,45 @@ void CpuDevice::top_of_rows(const Matrix& logits, std::size_t num_rows) {
     Share columns = share_of(n, thread, pool_.size());
     if (own != nullptr) columns = {own->share_row(thread), own->share_row(thread + 1)};
     for (std::size_t t = 0; t < num_rows; ++t) {
-      Top top = kernels_.top(rows + t * n + columns.first, columns.end - columns.first);
-      if (top.id >= 0) top.id += static_cast<std::int32_t>(columns.first);
-      tops_[t * pool_.size() + thread] = top;
+      tops_[t * pool_.size() + thread] = top_of_columns(rows + t * n, columns.first, columns.end);
+    }
+  });
+}
+
+Top CpuDevice::top_of_columns(const float* row, std::size_t first, std::size_t end) const {
+  Top top = kernels_.top(row + first, end - first);
+  if (top.id >= 0) top.id += static_cast<std::int32_t>(first);
+  return top;
+}
+
+/// A thread's share in steps whose products stay in the core's own cache until their tops are found.
+void CpuDevice::linear_top(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& logits) {
+  constexpr std::size_t kStepBytes = std::size_t{512} << 10, kTogether = 16;  // panels of floats are packed in fours
+  const LinearWeight& w = static_cast<const LinearWeight&>(weight);
+  if (w.num_parts() != 1 || w.num_roots() != 1 || w.spec().rows != logits.columns)
+    return Device::linear_top(in, num_rows, weight, bias, logits);
+  const LinearArgs args = begin_product(in, num_rows, w, bias, logits, 0);
+  tops_.assign(num_rows * pool_.size(), Top{});
+  if (num_rows == 0) return;
+  const std::size_t step = std::max<std::size_t>(kStepBytes / (num_rows * kLanes * sizeof(float)) / kTogether, 1) * kTogether;
+  const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
+  submit({read_of(source)[0], {logits.data, Use::kWritePart, &w}}, [=, this, &w](std::size_t thread) {
+    const PackedShape& shape = w.part(0).shape();
+    const Matrix from = copies_.at(source, thread);
+    LinearArgs own = args;
+    if (from.type == Activation::kInt8Blocks) {
+      own.int8 = int8_view(from);
+    } else {
+      own.floats = static_cast<const float*>(from.data);
+    }
+    const std::size_t begin = shape.share_begin(thread), end = shape.share_begin(thread + 1);
+    for (std::size_t panel = begin; panel < end; panel += step) {
+      const std::size_t next = std::min(panel + step, end);
+      kernels_.linear(own, w.part(0).share(thread) + (panel - begin) * shape.panel_bytes(), panel, next, scratch_[thread].data());
+      for (std::size_t t = 0; t < num_rows; ++t) {
+        Top& top = tops_[t * pool_.size() + thread];
+        top = higher(top, top_of_columns(args.out + t * args.out_stride, panel * kLanes, std::min(next * kLanes, shape.rows)));
+      }
     }
   });
 }
