@@ -16,7 +16,7 @@ constexpr auto longest_sleep = std::chrono::milliseconds(20);        // so that 
 constexpr auto time_between_looks = std::chrono::milliseconds(100);  // at the peers' locks
 
 /// Additions of a norm's sum are cheaper: they need no pass over memory of their own.
-constexpr std::size_t kFusedAdditions = 8;
+constexpr std::size_t kFusedAdditions = 2;
 
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0) std::memcpy(to, from, bytes);
