@@ -59,7 +59,8 @@ class Communicator {
   /// `values` is memory of the rank's device, and the call is ordered with the ops of that device; all other calls are about host memory.
   virtual void all_reduce(const TreeSum& tree, float* values, std::size_t count) = 0;
   /// all_reduce of `num_rows` rows of `partial` (kFloat32), then device.add_norm with the sum. The same bits as the two calls; a
-  /// transport between GPUs makes it one kernel. What `partial` holds at the end is undefined.
+  /// transport between GPUs makes it one kernel, one over host memory may leave the adding to the device. What `partial` holds at the end
+  /// is undefined. Within run_step, device.begin_host_access(partial) comes before it, as before every call that follows.
   virtual void all_reduce_add_norm(device::Device& device, const TreeSum& tree, const device::Matrix& partial, std::size_t num_rows,
                                    const ResidualNorm& then) {
     all_reduce(tree, static_cast<float*>(partial.data), num_rows * partial.columns);

@@ -132,7 +132,8 @@ void RegionCommunicator::all_reduce(const TreeSum& tree, float* values, std::siz
 void RegionCommunicator::all_reduce_add_norm(device::Device& device, const TreeSum& tree, const device::Matrix& partial,
                                              std::size_t num_rows, const ResidualNorm& then) {
   const std::size_t count = num_rows * partial.columns;
-  const std::size_t most_roots = tree.roots_per_rank.empty() ? 0 : *std::max_element(tree.roots_per_rank.begin(), tree.roots_per_rank.end());
+  const std::size_t most_roots =
+      tree.roots_per_rank.empty() ? 0 : *std::max_element(tree.roots_per_rank.begin(), tree.roots_per_rank.end());
   const std::size_t ranks = static_cast<std::size_t>(size_);
   if (most_roots * count * sizeof(float) > region_->slot_bytes() || tree.roots_per_rank.size() != ranks ||
       additions_saved(total_roots(tree), ranks, count) > kFusedAdditions * region_->slice_from_additions())

@@ -225,7 +225,8 @@ struct Top {
   bool finite = true;    // every logit of the row is finite
 };
 
-/// Rows that are still to be added up: each of `parts` is [T, n] fp32, dense, in host memory. The merges in order; the sum is in part 0 then.
+/// Rows that are still to be added up: each of `parts` is [T, n] fp32, dense, in host memory. The merges in order; the sum is in part 0
+/// then.
 struct SumOfParts {
   struct Merge {
     std::uint32_t into = 0;  // part `into` = part `into` + part `from`

@@ -301,8 +301,8 @@ class CpuDevice final : public Device {
   /// Row `t` of a sum, added up in the thread's scratch memory that sum_add_norm() has reserved.
   const float* sum_row(const SumOfParts& sum, std::size_t columns, std::size_t thread, std::size_t t);
 
-  LinearArgs begin_product(const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, const Matrix& out,
-                           std::size_t out_column);
+  float* begin_product(const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, const Matrix& out,
+                       std::size_t out_column);
   static LinearArgs product_args(const Matrix& in, std::size_t num_rows, const LinearWeight& w, std::size_t part);
   void multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
                 std::size_t out_stride);

@@ -36,8 +36,8 @@ void Coordinator::check_result() const {
   const std::size_t num_selections = result_.selections == nullptr ? 0 : result_.selections->size();
   if (result_.tops.size() != num_rows || result_.logits.size() != num_rows || num_selections != plan_.selections.size()) {
     throw std::logic_error("coordinator: the runner gave " + std::to_string(result_.tops.size()) + " tops, " +
-                           std::to_string(result_.logits.size()) + " rows and " + std::to_string(num_selections) +
-                           " selections for " + std::to_string(num_rows) + " logit rows");
+                           std::to_string(result_.logits.size()) + " rows and " + std::to_string(num_selections) + " selections for " +
+                           std::to_string(num_rows) + " logit rows");
   }
 }
 

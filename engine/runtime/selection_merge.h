@@ -29,8 +29,8 @@ class SelectionMerge final : public SelectedRows {
   /// @param gathered  of all ranks, as bytes_per_rank() of the same rows says
   /// @param changes   of all rows, ids of the whole vocabulary
   /// @param tops      of all logit rows of the step
-  void begin(std::span<const std::byte> gathered, std::span<const device::SelectionRow> rows,
-             std::span<const device::LogitChange> changes, std::span<const device::Top> tops);
+  void begin(std::span<const std::byte> gathered, std::span<const device::SelectionRow> rows, std::span<const device::LogitChange> changes,
+             std::span<const device::Top> tops);
   std::size_t size() const override { return rows_.size(); }
   const SelectedRow& row(std::size_t index) override;
 

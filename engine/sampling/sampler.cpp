@@ -86,7 +86,8 @@ class PartOfRow {
   }
   bool count_from(float last, std::size_t& count) const {
     const auto all = row_.candidates.all();
-    count = static_cast<std::size_t>(std::count_if(all.begin(), all.end(), [last](const auto& candidate) { return candidate.logit >= last; }));
+    count =
+        static_cast<std::size_t>(std::count_if(all.begin(), all.end(), [last](const auto& candidate) { return candidate.logit >= last; }));
     return count < row_.candidates.size() || count == row_.vocab_size;
   }
   double sum_of_all(float, double) const { return mass_; }

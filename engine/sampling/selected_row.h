@@ -41,14 +41,14 @@ class FirstCandidates {
 /// What rank 0 knows of a row of logits that stayed where it is: the first candidates and sums of the rest (docs/numerics.md, N6).
 struct SelectedRow {
   std::size_t vocab_size = 0;
-  std::size_t num_masked = 0;             // ids
-  bool finite = true;                     // all that are not masked, after the changes
-  FirstCandidates candidates;             // of the changed row
-  double mass = 0.0;                      // sum of the exponentials of the changed row, where it was asked for
-  double mass_error = 0.0;                // the part of itself that it may be off by; 0: it is exact
-  FirstCandidates best;                   // of the row as it is, where it has changes; else those are its candidates
-  float maximum = 0.0f;                   // of the row as it is
-  double log_mass = 0.0;                  // sum of its exponentials at scale 1, where it was asked for
+  std::size_t num_masked = 0;  // ids
+  bool finite = true;          // all that are not masked, after the changes
+  FirstCandidates candidates;  // of the changed row
+  double mass = 0.0;           // sum of the exponentials of the changed row, where it was asked for
+  double mass_error = 0.0;     // the part of itself that it may be off by; 0: it is exact
+  FirstCandidates best;        // of the row as it is, where it has changes; else those are its candidates
+  float maximum = 0.0f;        // of the row as it is
+  double log_mass = 0.0;       // sum of its exponentials at scale 1, where it was asked for
 
   const FirstCandidates& best_as_it_is() const { return best.empty() ? candidates : best; }
 };

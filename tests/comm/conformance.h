@@ -172,9 +172,11 @@ inline void sums_with_their_norms_are_the_two_calls(Communicator& communicator) 
       const SharedTree tree(leaves, communicator.size());
       const auto& roots = tree.roots_of_rank[static_cast<std::size_t>(communicator.rank())];
       for (const std::size_t rows : {std::size_t{1}, std::size_t{2}, std::size_t{9}, kMostRows}) {  // the last needs several slots
-        const auto at = [&](std::vector<float>& values) { return device::Matrix{values.data(), kColumns, rows, device::Activation::kFloat32}; };
-        std::vector<float> partial(roots.size() * rows * kColumns), sum(rows * kColumns), x(rows * kColumns, 1.0f), expected_x = x,
-            out(x.size()), expected(x.size());
+        const auto at = [&](std::vector<float>& values) {
+          return device::Matrix{values.data(), kColumns, rows, device::Activation::kFloat32};
+        };
+        std::vector<float> partial(roots.size() * rows * kColumns), sum(rows * kColumns), x(rows * kColumns, 1.0f),
+            expected_x = x, out(x.size()), expected(x.size());
         device->run_step([&] {
           for (std::size_t call = 0; call < 5; ++call) {
             const LeafValue value = [call](std::size_t leaf, std::size_t i) { return noise(leaf + call, i); };

@@ -100,7 +100,8 @@ class HistoryModel : public StepRunner, private SelectedRows {
       SelectedRow selected;
       selected.vocab_size = row.size();
       selected.num_masked = wanted.num_masked;
-      selected.finite = std::none_of(changed.begin(), changed.end(), [](float logit) { return std::isnan(logit) || logit > std::numeric_limits<float>::max(); });
+      selected.finite = std::none_of(changed.begin(), changed.end(),
+                                     [](float logit) { return std::isnan(logit) || logit > std::numeric_limits<float>::max(); });
       selected.candidates = FirstCandidates(first_of(found_[2 * i], changed, row, wanted.num_candidates));
       if (wanted.num_changes > 0) selected.best = FirstCandidates(first_of(found_[2 * i + 1], row, row, wanted.num_best));
       const device::Isa isa = device::Isa::kPortable;
