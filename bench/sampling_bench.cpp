@@ -12,8 +12,8 @@ namespace lockstep::engine {
 namespace {
 
 /// A row like a language model's: a few logits stand out from the rest.
-std::vector<float> row_of_logits(std::size_t vocab_size) {
-  std::mt19937 random(1);
+std::vector<float> row_of_logits(std::size_t vocab_size, std::uint32_t seed = 1) {
+  std::mt19937 random(seed);
   std::normal_distribution<float> normal(0.0f, 2.5f);
   std::vector<float> logits(vocab_size);
   for (float& logit : logits) logit = normal(random);
@@ -55,22 +55,23 @@ BENCHMARK_CAPTURE(run, greedy_logprobs_5, params_with(0.0f, 0, 1.0f, 5, 1.0f))->
 BENCHMARK_CAPTURE(run, penalised_top_k_50, params_with(1.0f, 50, 1.0f, -1, 1.1f))->Arg(49152);
 
 /// All of it for the rows of one step, on one rank: what they want, the work on the device, the tokens. Divide by the time of a step.
-void select(benchmark::State& state, const SamplingParams& params) {
+void select(benchmark::State& state, const SamplingParams& params, std::uint32_t num_candidates = kFirstCandidates) {
   const auto num_rows = static_cast<std::size_t>(state.range(0));
   const auto vocab_size = static_cast<std::size_t>(state.range(1));
-  const auto device = device::make_cpu_device({.num_threads = static_cast<std::size_t>(state.range(2))});
+  const auto device = device::make_cpu_device({.num_threads = static_cast<std::size_t>(state.range(2)), .own_processors = true});
   const auto self = comm::make_self_communicator();
   device->prepare_steps({.max_tokens = num_rows, .max_logit_rows = num_rows});
   RankSelection selection({{0, vocab_size}}, num_rows, *device, *self);
-  const std::vector<float> row = row_of_logits(vocab_size);
   std::vector<float> logits;
-  for (std::size_t i = 0; i < num_rows; ++i) logits.insert(logits.end(), row.begin(), row.end());
+  for (std::size_t i = 0; i < num_rows; ++i) {
+    const std::vector<float> row = row_of_logits(vocab_size, static_cast<std::uint32_t>(i));
+    logits.insert(logits.end(), row.begin(), row.end());
+  }
   const device::Matrix matrix{logits.data(), vocab_size, num_rows, device::Activation::kFloat32};
   const std::vector<std::int32_t> history(500, 7);
   std::vector<device::SelectionRow> rows;
   std::vector<device::LogitChange> changes;
   std::vector<device::Top> tops(num_rows);
-  std::vector<SelectedRow> selected;
   LogitChanges collector;
   Sampler sampler;
   SamplingContext context;
@@ -84,19 +85,19 @@ void select(benchmark::State& state, const SamplingParams& params) {
     for (std::size_t i = 0; i < num_rows; ++i) {
       const std::size_t first = changes.size();
       collector.collect(params, context, vocab_size, changes);
-      rows.push_back(selection_row(params, std::span(changes).subspan(first), kFirstCandidates));
+      rows.push_back(selection_row(params, std::span(changes).subspan(first), num_candidates));
       rows.back().row = static_cast<std::uint32_t>(i);
     }
     device->top_of_rows(matrix, num_rows);
     selection.select(matrix, rows, changes);
     device->read_tops(tops);
-    selection.gather(rows, changes, tops, selected);
+    SelectedRows& selected = *selection.gather(rows, changes, tops);
     for (std::size_t i = 0; i < num_rows; ++i) {
       Sample sample;
       context.choice = static_cast<std::uint32_t>(i);
-      if (sampler.select(selected[i], params, context, sample) != Sampler::Selected::kYes) {
+      if (sampler.select(selected.row(i), params, context, sample) != Sampler::Selected::kYes) {
         ++num_fetched;
-        sample = sampler.sample(row, params, context);
+        sample = sampler.sample(std::span(logits).subspan(i * vocab_size, vocab_size), params, context);
       }
       benchmark::DoNotOptimize(sample);
     }
@@ -111,6 +112,7 @@ BENCHMARK_CAPTURE(select, top_p_90_logprobs_5, params_with(0.8f, 0, 0.9f, 5, 1.0
     ->Args({1, 49152, 2})
     ->UseRealTime();
 BENCHMARK_CAPTURE(select, top_p_90, params_with(0.8f, 0, 0.9f, -1, 1.0f))->Args({32, 49152, 2})->UseRealTime();
+BENCHMARK_CAPTURE(select, top_p_90_of_256, params_with(0.8f, 0, 0.9f, -1, 1.0f), 256)->Args({32, 49152, 2})->UseRealTime();
 BENCHMARK_CAPTURE(select, greedy_logprobs_5, params_with(0.0f, 0, 1.0f, 5, 1.0f))->Args({32, 49152, 2})->UseRealTime();
 BENCHMARK_CAPTURE(select, top_k_50, params_with(0.8f, 50, 1.0f, -1, 1.0f))->Args({32, 49152, 2})->UseRealTime();
 BENCHMARK_CAPTURE(select, penalised_top_p_90, params_with(0.8f, 0, 0.9f, -1, 1.1f))->Args({32, 49152, 2})->UseRealTime();

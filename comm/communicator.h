@@ -16,15 +16,11 @@ namespace lockstep::comm {
 /// The rest of a fixed binary tree once every rank has added up what lies wholly in its share (docs/numerics.md, N2). Roots are numbered
 /// over the ranks in ascending order; the same object must be given by every rank. parallel::ReductionTree makes it.
 struct TreeSum {
-  struct Merge {
-    std::uint32_t into = 0;  // root `into` = root `into` + root `from`
-    std::uint32_t from = 0;
-  };
+  using Merge = device::SumOfParts::Merge;  // of roots
   std::vector<std::uint32_t> roots_per_rank;
   std::vector<Merge> merges;  // in order; the sum is in root 0 at the end
   bool operator==(const TreeSum&) const = default;
 };
-inline bool operator==(const TreeSum::Merge& a, const TreeSum::Merge& b) { return a.into == b.into && a.from == b.from; }
 
 /// A peer died, called abort(), or did not arrive within the deadline. What the communicator was used for can not go on.
 class CommError : public std::runtime_error {
@@ -63,7 +59,8 @@ class Communicator {
   /// `values` is memory of the rank's device, and the call is ordered with the ops of that device; all other calls are about host memory.
   virtual void all_reduce(const TreeSum& tree, float* values, std::size_t count) = 0;
   /// all_reduce of `num_rows` rows of `partial` (kFloat32), then device.add_norm with the sum. The same bits as the two calls; a
-  /// transport between GPUs makes it one kernel. What `partial` holds at the end is undefined.
+  /// transport between GPUs makes it one kernel, one over host memory may leave the adding to the device. What `partial` holds at the end
+  /// is undefined. Within run_step, device.begin_host_access(partial) comes before it, as before every call that follows.
   virtual void all_reduce_add_norm(device::Device& device, const TreeSum& tree, const device::Matrix& partial, std::size_t num_rows,
                                    const ResidualNorm& then) {
     all_reduce(tree, static_cast<float*>(partial.data), num_rows * partial.columns);

@@ -15,6 +15,9 @@ using Clock = std::chrono::steady_clock;
 constexpr auto longest_sleep = std::chrono::milliseconds(20);        // so that an abort or the deadline is seen
 constexpr auto time_between_looks = std::chrono::milliseconds(100);  // at the peers' locks
 
+/// Additions of a norm's sum are cheaper: they need no pass over memory of their own.
+constexpr std::size_t kFusedAdditions = 2;
+
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0) std::memcpy(to, from, bytes);
 }
@@ -121,6 +124,30 @@ void RegionCommunicator::all_reduce(const TreeSum& tree, float* values, std::siz
   } else {
     reduce_sliced(tree, values, count);
   }
+}
+
+/// Where the roots fit into a slot, and it does not pay to cut the sum in slices, the device adds them up, row by row, where it takes their
+/// norms. It reads the slots of this round, this rank's too, later: not after begin_host_access(), which comes before the next call, and so
+/// before any peer can be two rounds further.
+void RegionCommunicator::all_reduce_add_norm(device::Device& device, const TreeSum& tree, const device::Matrix& partial,
+                                             std::size_t num_rows, const ResidualNorm& then) {
+  const std::size_t count = num_rows * partial.columns;
+  const std::size_t most_roots =
+      tree.roots_per_rank.empty() ? 0 : *std::max_element(tree.roots_per_rank.begin(), tree.roots_per_rank.end());
+  const std::size_t ranks = static_cast<std::size_t>(size_);
+  if (most_roots * count * sizeof(float) > region_->slot_bytes() || tree.roots_per_rank.size() != ranks ||
+      additions_saved(total_roots(tree), ranks, count) > kFusedAdditions * region_->slice_from_additions())
+    return Communicator::all_reduce_add_norm(device, tree, partial, num_rows, then);
+  const Call call(*this, all_reduce_record(tree, count), tree_error(tree, size_));
+  open_round();
+  copy_roots(tree, static_cast<const float*>(partial.data), count, 0, count, float_slot(rank_));
+  close_round();
+  sources_.clear();
+  for (int peer = 0; peer < size_; ++peer) {
+    for (std::size_t root = 0; root < tree.roots_per_rank[static_cast<std::size_t>(peer)]; ++root)
+      sources_.push_back(float_slot(peer) + root * count);
+  }
+  device.sum_add_norm(then.x, {sources_, tree.merges}, num_rows, then.bias, then.norm, then.out);
 }
 
 /// This rank's roots of the values [begin, begin + length), into `slot`: [roots, length].

@@ -31,6 +31,8 @@ class RegionCommunicator final : public Communicator {
   int size() const override { return size_; }
   std::string_view name() const override { return name_; }
   void all_reduce(const TreeSum& tree, float* values, std::size_t count) override;
+  void all_reduce_add_norm(device::Device& device, const TreeSum& tree, const device::Matrix& partial, std::size_t num_rows,
+                           const ResidualNorm& then) override;
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank) override;
   void gather(std::span<const std::byte> mine, std::span<std::byte> all, std::span<const std::size_t> bytes_per_rank, int root) override;
   void broadcast(std::span<std::byte> bytes, int root) override;

@@ -83,4 +83,8 @@ std::size_t KvCacheSpec::bytes_per_block() const {
   return 2 * num_slots() * num_kv_heads * block_size * vector;
 }
 
+void Device::sum_add_norm(const Matrix&, const SumOfParts&, std::size_t, const float*, const Norm&, const Matrix&) {
+  throw std::logic_error("sum_add_norm: the parts would have to stand in the memory of this device (" + description() + ")");
+}
+
 }  // namespace lockstep::device

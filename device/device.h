@@ -238,6 +238,18 @@ struct Top {
   bool finite = true;    // every logit of the row is finite
 };
 
+/// Rows that are still to be added up: each of `parts` is [T, n] fp32, dense, in host memory. The merges in order; the sum is in part 0
+/// then.
+struct SumOfParts {
+  struct Merge {
+    std::uint32_t into = 0;  // part `into` = part `into` + part `from`
+    std::uint32_t from = 0;
+    bool operator==(const Merge&) const = default;
+  };
+  std::span<const float* const> parts;
+  std::span<const Merge> merges;
+};
+
 /// A device: memory, weights in its own layout, and the op table. Calls are ordered like those of a stream: what an op wrote is visible to
 /// later ops and collectives at once, to the host after synchronize(). Every op gives the same bits for a row whatever the other rows are,
 /// and whatever the number of threads or the instruction set. Not thread-safe: one rank, one device.
@@ -294,6 +306,10 @@ class Device {
   /// add, then the norm of x into `out`.
   virtual void add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
                         const Matrix& out) = 0;
+  /// add_norm of a sum that need not stand anywhere: each row is added up where its norm is taken. What `delta` refers to is needed until
+  /// begin_host_access() or the end of the step. Only where the host's memory is the device's.
+  virtual void sum_add_norm(const Matrix& x, const SumOfParts& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                            const Matrix& out);
   /// Root r of the product goes to rows [r * num_rows, (r + 1) * num_rows) of `out`: with one root, out = in W^T (+ bias [rows of W]).
   /// The product stands in columns [out_column, out_column + rows of W) of `out`: stacked products of several types share one matrix.
   /// `in` is of the type that activation_for() names for W, or another that multiplies() admits. out: kFloat32, num_roots x num_rows rows.
@@ -345,6 +361,11 @@ class Device {
   virtual void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) = 0;
   /// Finds the top of each row of logits; read_tops() then has them.
   virtual void top_of_rows(const Matrix& logits, std::size_t num_rows) = 0;
+  /// linear with one root into all columns of `logits`, and top_of_rows of it, which a device may do while the products are at hand.
+  virtual void linear_top(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& logits) {
+    linear(in, num_rows, weight, bias, logits);
+    top_of_rows(logits, num_rows);
+  }
   /// The first tops of the latest top_of_rows(), complete on return.
   virtual void read_tops(std::span<Top> tops) = 0;
 
@@ -363,8 +384,9 @@ class Device {
   /// Sums and candidates, given the maxima of all ranks; then the logits are as they were.
   virtual void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) = 0;
   /// What was found, as a SelectionLayout of (selection.rows, columns, runs) says; complete on return. Candidates have ids relative to the
-  /// rank's first one, and the logits of the row as it is; they are in no order.
-  virtual void read_selection(std::span<std::byte> found) = 0;
+  /// rank's first one, and the logits of the row as it is; they are in no order. Memory of the device object, valid until the next
+  /// selection begins.
+  virtual std::span<const std::byte> read_selection() = 0;
 };
 
 }  // namespace lockstep::device

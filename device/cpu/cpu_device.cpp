@@ -121,12 +121,7 @@ void CpuDevice::read_tops(std::span<Top> tops) {
 
 Top CpuDevice::top_of_row(std::size_t row) const {
   Top best;
-  for (std::size_t thread = 0; thread < pool_.size(); ++thread) {
-    const Top& part = tops_[row * pool_.size() + thread];
-    const bool finite = best.finite && part.finite;
-    if (part.id >= 0 && (best.id < 0 || part.logit > best.logit)) best = part;
-    best.finite = finite;
-  }
+  for (std::size_t thread = 0; thread < pool_.size(); ++thread) best = higher(best, tops_[row * pool_.size() + thread]);
   return best;
 }
 
@@ -144,11 +139,6 @@ void CpuDevice::begin_selection(const Matrix& logits, const Selection& selection
 void CpuDevice::finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) {
   const FloatMode mode;
   selection_.finish(floats_of(logits, 0), logits.columns, selection, num_ranks, maxima);
-}
-
-void CpuDevice::read_selection(std::span<std::byte> found) {
-  require(found.size() >= selection_.size_bytes(), "read_selection: no room for what was found");
-  selection_.read(found);
 }
 
 const StepBatch& CpuDevice::step() const {

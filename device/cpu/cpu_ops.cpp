@@ -62,43 +62,32 @@ void CpuDevice::add(const Matrix& x, const Matrix& delta, std::size_t num_rows, 
 void CpuDevice::add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
                          const Matrix& out) {
   require(x.columns == delta.columns && x.columns == out.columns, "add_norm: the columns differ");
-  floats_of(x, num_rows);
   const float* from = floats_of(delta, num_rows);
-  const bool all = for_all(num_rows);
-  if (all) {
-    copy_row(x);
-  } else {
-    copies_.set_valid(x, false);
-  }
-  const RowPlace sum = copies_.find(x);
-  const RowAccesses accesses{{{x.data, all ? Use::kWriteCopy : Use::kWrite}, {delta.data, Use::kRead}}};
-  make_rows(accesses, out, num_rows, [=, this, columns = x.columns](std::size_t thread, std::size_t t, const Matrix& to) {
-    float* row = static_cast<float*>(copies_.at(sum, thread).data) + t * columns;
-    kernels_.norm(row, from + t * columns, bias, columns, norm, row_out(to, t));
-  });
+  add_and_norm(x, {delta.data, Use::kRead}, num_rows, bias, norm, out,
+               [from, columns = x.columns](std::size_t, std::size_t t) { return from + t * columns; });
 }
 
-void CpuDevice::linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
-                       std::size_t out_column) {
-  const LinearWeight& w = static_cast<const LinearWeight&>(weight);
-  const std::size_t roots = w.num_roots();
-  require(in.columns == w.spec().columns && out_column + w.spec().rows <= out.columns, "linear: the matrices do not fit the weight");
-  require(bias == nullptr || roots == 1, "linear: a bias needs a product with one root");
-  float* to = floats_of(out, roots * num_rows) + out_column;
-  const bool int8 = info(w.spec().dtype).block_quantised() && in.type == Activation::kInt8Blocks;
-  if (int8) {
-    int8_of(in, num_rows);
-  } else {
-    floats_of(in, num_rows);
+void CpuDevice::sum_add_norm(const Matrix& x, const SumOfParts& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                             const Matrix& out) {
+  require(x.columns == out.columns, "sum_add_norm: the columns differ");
+  require(!delta.parts.empty(), "sum_add_norm: there is nothing to add up");
+  reserve_scratch(delta.parts.size() * (x.columns * sizeof(float) + sizeof(const float*)));
+  add_and_norm(x, {}, num_rows, bias, norm, out,
+               [this, delta, columns = x.columns](std::size_t thread, std::size_t t) { return sum_row(delta, columns, thread, t); });
+}
+
+const float* CpuDevice::sum_row(const SumOfParts& sum, std::size_t columns, std::size_t thread, std::size_t t) {
+  const std::size_t num_parts = sum.parts.size();
+  auto* rows = reinterpret_cast<const float**>(scratch_[thread].data());  // [parts]: where each stands now
+  float* sums = reinterpret_cast<float*>(rows + num_parts);               // [parts, columns]
+  for (std::size_t part = 0; part < num_parts; ++part) rows[part] = sum.parts[part] + t * columns;
+  for (const SumOfParts::Merge merge : sum.merges) {
+    float* to = sums + merge.into * columns;
+    if (rows[merge.into] != to) std::memcpy(to, rows[merge.into], columns * sizeof(float));
+    kernels_.add(to, rows[merge.from], nullptr, columns);
+    rows[merge.into] = to;
   }
-  copies_.set_valid(out, false);
-  note_product(w, out, out_column, num_rows);
-  if (num_rows == 0 || w.spec().rows == 0) return;
-  reserve_scratch(kernels_.linear_scratch_bytes(product_args(in, num_rows, w, 0)));
-  const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
-  submit({read_of(source)[0], {out.data, Use::kWritePart, &w}}, [=, this, &w, stride = out.columns](std::size_t thread) {
-    multiply(thread, copies_.at(source, thread), num_rows, w, bias, to, stride);
-  });
+  return rows[0];
 }
 
 void CpuDevice::rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
@@ -238,21 +227,6 @@ void CpuDevice::convert(const Matrix& x, std::size_t num_rows, const Matrix& out
   });
 }
 
-void CpuDevice::top_of_rows(const Matrix& logits, std::size_t num_rows) {
-  const float* rows = floats_of(logits, num_rows);
-  const LinearWeight* own = shares_of_product(logits, num_rows, 1);
-  tops_.resize(num_rows * pool_.size());
-  submit({{logits.data, Use::kRead, own}}, [=, this, n = logits.columns](std::size_t thread) {
-    Share columns = share_of(n, thread, pool_.size());
-    if (own != nullptr) columns = {own->share_row(thread), own->share_row(thread + 1)};
-    for (std::size_t t = 0; t < num_rows; ++t) {
-      Top top = kernels_.top(rows + t * n + columns.first, columns.end - columns.first);
-      if (top.id >= 0) top.id += static_cast<std::int32_t>(columns.first);
-      tops_[t * pool_.size() + thread] = top;
-    }
-  });
-}
-
 /// Scratch memory for expand_table_row, and `more` bytes behind it; returns where those begin.
 std::size_t CpuDevice::reserve_table_row(const LinearWeight& table, std::size_t columns, std::size_t more) {
   require(columns == table.spec().columns && table.spec().first_column == 0, "the columns of a table and of the rows differ");
@@ -299,85 +273,6 @@ void CpuDevice::copy_row(const Matrix& x) {
     std::memcpy(to_view.sums, from_view.sums, 2 * to_view.blocks * sizeof(std::int32_t));
   });
   copies_.set_valid(x, true);
-}
-
-LinearArgs CpuDevice::product_args(const Matrix& in, std::size_t num_rows, const LinearWeight& w, std::size_t part) {
-  const PackedShape& shape = w.part(part).shape();
-  LinearArgs args{};
-  args.dtype = shape.dtype;
-  args.rows = shape.rows;
-  args.columns = shape.columns;
-  args.first_block = shape.first_block();
-  args.panel_bytes = shape.panel_bytes();
-  args.leaves = w.spec().leaves.data();
-  args.num_leaves = w.spec().leaves.size();
-  args.num_tokens = num_rows;
-  if (in.type == Activation::kInt8Blocks) {
-    args.int8 = int8_view(in);
-  } else {
-    args.floats = static_cast<const float*>(in.data);
-  }
-  return args;
-}
-
-void CpuDevice::multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
-                         std::size_t out_stride) {
-  std::size_t begin = 0;
-  for (std::size_t part = 0; part < w.num_parts(); ++part) {
-    const PackedShape& shape = w.part(part).shape();
-    LinearArgs args = product_args(in, num_rows, w, part);
-    args.bias = bias == nullptr ? nullptr : bias + begin;
-    args.out = out + begin;
-    args.out_stride = out_stride;
-    kernels_.linear(args, w.part(part).share(thread), shape.share_begin(thread), shape.share_begin(thread + 1), scratch_[thread].data());
-    begin += shape.rows;
-  }
-}
-
-void CpuDevice::note_product(const LinearWeight& weight, const Matrix& out, std::size_t out_column, std::size_t num_rows) {
-  const bool beside = out_column != 0 && products_.out == out.data && products_.columns == out_column && products_.num_rows == num_rows;
-  if (!beside || products_.count == products_.weights.size()) {
-    products_ = {};
-    if (out_column != 0) return;
-  }
-  products_.weights[products_.count++] = &weight;
-  products_.out = out.data;
-  products_.columns = out_column + weight.spec().rows;
-  products_.num_rows = num_rows;
-}
-
-const LinearWeight* CpuDevice::shares_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t parts) const {
-  if (products_.count != 1 || products_.out != matrix.data || products_.columns != matrix.columns || products_.num_rows != num_rows)
-    return nullptr;
-  return products_.weights[0]->num_parts() == parts ? products_.weights[0] : nullptr;
-}
-
-bool CpuDevice::shares_are_whole(const LinearWeight& weight, std::size_t unit) const {
-  for (std::size_t thread = 1; thread < pool_.size(); ++thread) {
-    if (weight.share_row(thread) % unit != 0) return false;
-  }
-  return true;
-}
-
-CpuDevice::PartOfProduct CpuDevice::part_of_product(const Matrix& matrix, std::size_t num_rows, std::size_t first,
-                                                    std::size_t count) const {
-  if (products_.out != matrix.data || products_.num_rows != num_rows) return {};
-  std::size_t begin = 0;
-  for (std::size_t i = 0; i < products_.count; ++i) {
-    for (std::size_t part = 0; part < products_.weights[i]->num_parts(); ++part) {
-      const std::size_t rows = products_.weights[i]->part(part).shape().rows;
-      if (begin == first && rows == count) return {products_.weights[i], part};
-      begin += rows;
-    }
-  }
-  return {};
-}
-
-bool CpuDevice::has_parts_of_heads(const Matrix& qkv, const AttentionSpec& spec) const {
-  if (!recording_) return false;
-  const std::size_t tokens = step_->num_tokens(), queries = spec.num_heads * spec.head_dim, keys = spec.num_kv_heads * spec.head_dim;
-  return part_of_product(qkv, tokens, 0, queries).weight != nullptr && part_of_product(qkv, tokens, queries, keys).weight != nullptr &&
-         part_of_product(qkv, tokens, queries + keys, keys).weight != nullptr;
 }
 
 void CpuDevice::expand_quants(const Int8View& view, std::size_t row, std::size_t columns, float* to) {

@@ -46,6 +46,9 @@ inline Int8View int8_of(const Matrix& matrix, std::size_t rows) {
   return int8_view(matrix);
 }
 
+/// The top of two neighbouring parts of a row.
+Top higher(const Top& first, const Top& behind);
+
 using Use = Access::Use;
 
 /// The rows, or columns, [first, end) of `count` that a thread does.
@@ -92,6 +95,8 @@ class CpuDevice final : public Device {
   void add(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias) override;
   void add_norm(const Matrix& x, const Matrix& delta, std::size_t num_rows, const float* bias, const Norm& norm,
                 const Matrix& out) override;
+  void sum_add_norm(const Matrix& x, const SumOfParts& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                    const Matrix& out) override;
   void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
               std::size_t out_column) override;
   void rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
@@ -115,11 +120,12 @@ class CpuDevice final : public Device {
                std::span<const Leaf> leaves, const Matrix& out) override;
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override;
   void top_of_rows(const Matrix& logits, std::size_t num_rows) override;
+  void linear_top(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& logits) override;
   void read_tops(std::span<Top> tops) override;
   void prepare_selection(std::size_t, std::span<const SegmentRun> runs) override { selection_.prepare(runs); }
   void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override;
   void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) override;
-  void read_selection(std::span<std::byte> found) override;
+  std::span<const std::byte> read_selection() override { return selection_.found(); }
 
   /// Barriers within the latest program, for tests.
   std::size_t barriers() const { return program_.barriers(); }
@@ -192,6 +198,8 @@ class CpuDevice final : public Device {
 
   const StepBatch& step() const;
   Top top_of_row(std::size_t row) const;
+  /// The top of columns [first, end) of a row of logits.
+  Top top_of_columns(const float* row, std::size_t first, std::size_t end) const;
 
   template <class Op>
   void submit(std::initializer_list<Access> accesses, const Op& op) {
@@ -272,6 +280,30 @@ class CpuDevice final : public Device {
     });
   }
 
+  /// x += delta (+ bias) and the norm of it, where delta_of(thread, row) gives a row of delta, from what `delta` says.
+  template <class DeltaOf>
+  void add_and_norm(const Matrix& x, Access delta, std::size_t num_rows, const float* bias, const Norm& norm, const Matrix& out,
+                    const DeltaOf& delta_of) {
+    floats_of(x, num_rows);
+    const bool all = for_all(num_rows);
+    if (all) {
+      copy_row(x);
+    } else {
+      copies_.set_valid(x, false);
+    }
+    const RowPlace sum = copies_.find(x);
+    const RowAccesses accesses{{{x.data, all ? Use::kWriteCopy : Use::kWrite}, delta}};
+    make_rows(accesses, out, num_rows, [=, this, columns = x.columns](std::size_t thread, std::size_t t, const Matrix& to) {
+      float* row = static_cast<float*>(copies_.at(sum, thread).data) + t * columns;
+      kernels_.norm(row, delta_of(thread, t), bias, columns, norm, row_out(to, t));
+    });
+  }
+
+  /// Row `t` of a sum, added up in the thread's scratch memory that sum_add_norm() has reserved.
+  const float* sum_row(const SumOfParts& sum, std::size_t columns, std::size_t thread, std::size_t t);
+
+  float* begin_product(const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, const Matrix& out,
+                       std::size_t out_column);
   static LinearArgs product_args(const Matrix& in, std::size_t num_rows, const LinearWeight& w, std::size_t part);
   void multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
                 std::size_t out_stride);

@@ -180,8 +180,13 @@ void first_candidates(std::span<const float> logits, std::size_t count, std::spa
   if (count == 0) return;
   BestKeys best(logits, count, isa, keys);
   const float bound = bound_of(maxima, count, isa);
+  const float below = std::nextafter(bound, kNone);
+  // The ids of a group lie in as many cache lines as it has ids; a row has fewer lines than that, from so many candidates on.
+  constexpr std::size_t kLine = 16, kGroup = kSketchChunk / kSketchLanes;
   if (bound == kNone) {  // too few groups, or ids that are not masked
     best.take_all();
+  } else if (count * kGroup >= logits.size() / kLine) {
+    for_each_above(logits, below, isa, [&](std::size_t id) { best.take(id); });
   } else {
     const auto take_group = [&](std::size_t group) {
       const std::size_t chunk = group / kSketchLanes * kSketchChunk, end = std::min(chunk + kSketchChunk, logits.size());
@@ -189,7 +194,7 @@ void first_candidates(std::span<const float> logits, std::size_t count, std::spa
         if (logits[id] >= bound) best.take(id);
       }
     };
-    for_each_above(maxima, std::nextafter(bound, kNone), isa, take_group);
+    for_each_above(maxima, below, isa, take_group);
   }
   best.finish();
 }

@@ -157,13 +157,37 @@ void soft_cap(float* x, std::size_t columns, float cap) {
 Top top(const float* logits, std::size_t count) {
   if (count == 0) return {0.0f, -1, true};
   const float lowest = -__builtin_inff();
-  Floats best = splat(lowest), not_finite = zero();
-  Ints ids = splat_int(0), id = lane_numbers();
-  std::size_t i = 0;
+  // Parts one behind the other, side by side, so that a comparison need not wait for the one before it; the earlier part wins a tie.
+  constexpr int kParts = kAccumulators >= 16 ? 4 : 2;
+  const std::size_t part = count / (16 * kParts) * 16;
+  Floats bests[kParts], checks_of_parts[kParts];
+  Ints ids_of_parts[kParts], id = lane_numbers();
+  for (int p = 0; p < kParts; ++p) {
+    bests[p] = splat(lowest);
+    checks_of_parts[p] = zero();
+    ids_of_parts[p] = splat_int(0);
+  }
+  for (std::size_t at = 0; at < part; at += 16) {
+    LOCKSTEP_UNROLL
+    for (int p = 0; p < kParts; ++p) {
+      const Floats x = load(logits + static_cast<std::size_t>(p) * part + at);
+      take_greater(bests[p], ids_of_parts[p], x, id);
+      checks_of_parts[p] = fma(x, zero(), checks_of_parts[p]);  // infinity * 0 and NaN * 0 are NaN
+    }
+    id = add(id, splat_int(16));
+  }
+  Floats best = bests[0], not_finite = checks_of_parts[0];
+  Ints ids = ids_of_parts[0];
+  for (int p = 1; p < kParts; ++p) {
+    take_greater(best, ids, bests[p], add(ids_of_parts[p], splat_int(static_cast<std::int32_t>(static_cast<std::size_t>(p) * part))));
+    not_finite = add(not_finite, checks_of_parts[p]);
+  }
+  std::size_t i = static_cast<std::size_t>(kParts) * part;
+  id = add(lane_numbers(), splat_int(static_cast<std::int32_t>(i)));
   for (; i + 16 <= count; i += 16) {
     const Floats x = load(logits + i);
     take_greater(best, ids, x, id);
-    not_finite = fma(x, zero(), not_finite);  // infinity * 0 and NaN * 0 are NaN
+    not_finite = fma(x, zero(), not_finite);
     id = add(id, splat_int(16));
   }
   float values[16], checks[16];

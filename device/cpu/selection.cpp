@@ -44,9 +44,13 @@ void CpuSelection::begin(float* logits, std::size_t columns, std::span<const flo
   first_changes_.assign(1, 0);
   for (const SelectionRow& row : selection.rows) first_changes_.push_back(first_changes_.back() + row.num_changes);
   saved_.resize(selection.changes.size());
-  flags_.assign(num_rows, kIsFinite);
-  sums_.resize(layout_.num_sums());
-  candidates_.resize(layout_.num_candidates());
+  found_.resize(layout_.size_bytes() / sizeof(double));
+  if (!found_.empty()) found_.back() = 0.0;  // the flags may not fill it
+  auto* bytes = reinterpret_cast<std::byte*>(found_.data());
+  sums_ = {found_.data(), layout_.num_sums()};
+  candidates_ = {reinterpret_cast<Candidate*>(bytes + layout_.candidates_offset()), layout_.num_candidates()};
+  flags_ = {reinterpret_cast<std::uint32_t*>(bytes + layout_.flags_offset()), num_rows};
+  std::fill(flags_.begin(), flags_.end(), kIsFinite);
   std::fill_n(maxima, 2 * num_ranks * num_rows, 0.0f);
   float* mine = maxima + 2 * rank * num_rows;
   if (columns == 0) {
@@ -119,17 +123,6 @@ void CpuSelection::finish(float* logits, std::size_t columns, const Selection& s
     }
     finish_row(logits + selection.rows[index].row * columns, columns, selection.rows[index], index, changed_maximum, maximum, thread);
   });
-}
-
-void CpuSelection::read(std::span<std::byte> found) const {
-  const auto put = [&](std::size_t offset, const void* from, std::size_t bytes) {
-    if (bytes > 0) std::memcpy(found.data() + offset, from, bytes);
-  };
-  put(0, sums_.data(), sums_.size() * sizeof(double));
-  put(layout_.candidates_offset(), candidates_.data(), candidates_.size() * sizeof(Candidate));
-  put(layout_.flags_offset(), flags_.data(), flags_.size() * sizeof(std::uint32_t));
-  const std::size_t end = layout_.flags_offset() + flags_.size() * sizeof(std::uint32_t);
-  std::fill(found.begin() + static_cast<std::ptrdiff_t>(end), found.end(), std::byte{0});
 }
 
 }  // namespace lockstep::device::cpu

@@ -23,8 +23,7 @@ class CpuSelection {
   void begin(float* logits, std::size_t columns, std::span<const float> tops, const Selection& selection, std::size_t rank,
              std::size_t num_ranks, float* maxima);
   void finish(float* logits, std::size_t columns, const Selection& selection, std::size_t num_ranks, const float* maxima);
-  std::size_t size_bytes() const { return layout_.size_bytes(); }
-  void read(std::span<std::byte> found) const;
+  std::span<const std::byte> found() const { return std::as_bytes(std::span(found_)); }
 
  private:
   float change_row(float* row, std::size_t columns, float top, std::size_t index);
@@ -43,9 +42,10 @@ class CpuSelection {
   std::span<const LogitChange> changes_;
   std::vector<std::size_t> first_changes_;  // [rows + 1]
   std::vector<float> saved_;                // [changes]: the logits as they were
-  std::vector<double> sums_;
-  std::vector<Candidate> candidates_;
-  std::vector<std::uint32_t> flags_;              // [rows]
+  std::vector<double> found_;               // as layout_ says: these three
+  std::span<double> sums_;
+  std::span<Candidate> candidates_;
+  std::span<std::uint32_t> flags_;                // [rows]
   std::vector<std::vector<std::uint64_t>> keys_;  // [threads]
   std::vector<RowSketch> sketches_;               // [threads]
 };

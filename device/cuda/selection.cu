@@ -122,10 +122,11 @@ void CudaSelection::finish(const Launch& where, Rows logits, std::size_t num_ran
         "reading a selection");
 }
 
-void CudaSelection::copy(std::span<std::byte> found) const {
+std::span<const std::byte> CudaSelection::found() {
+  const std::span all(static_cast<std::byte*>(read_found_.data()), layout_.size_bytes());
   const std::size_t end = layout_.flags_offset() + layout_.rows().size() * sizeof(std::uint32_t);
-  std::memcpy(found.data(), read_found_.data(), end);
-  std::fill(found.begin() + static_cast<std::ptrdiff_t>(end), found.end(), std::byte{0});
+  std::fill(all.begin() + static_cast<std::ptrdiff_t>(end), all.end(), std::byte{0});
+  return all;
 }
 
 }  // namespace lockstep::device::cuda

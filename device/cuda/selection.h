@@ -22,9 +22,8 @@ class CudaSelection {
              float* maxima);
   /// Enqueues the copy of the results too.
   void finish(const Launch& where, Rows logits, std::size_t num_ranks, const float* maxima);
-  std::size_t size_bytes() const { return layout_.size_bytes(); }
-  /// Once the stream has been waited for.
-  void copy(std::span<std::byte> found) const;
+  /// Once the stream has been waited for: what stands in the staging memory.
+  std::span<const std::byte> found();
 
  private:
   void upload(const Launch& where, const Selection& selection);

@@ -33,10 +33,11 @@ void Coordinator::take_result() {
 
 void Coordinator::check_result() const {
   const std::size_t num_rows = plan_.batch.logit_rows.size();
-  if (result_.tops.size() != num_rows || result_.logits.size() != num_rows || result_.selections.size() != plan_.selections.size()) {
+  const std::size_t num_selections = result_.selections == nullptr ? 0 : result_.selections->size();
+  if (result_.tops.size() != num_rows || result_.logits.size() != num_rows || num_selections != plan_.selections.size()) {
     throw std::logic_error("coordinator: the runner gave " + std::to_string(result_.tops.size()) + " tops, " +
-                           std::to_string(result_.logits.size()) + " rows and " + std::to_string(result_.selections.size()) +
-                           " selections for " + std::to_string(num_rows) + " logit rows");
+                           std::to_string(result_.logits.size()) + " rows and " + std::to_string(num_selections) + " selections for " +
+                           std::to_string(num_rows) + " logit rows");
   }
 }
 
@@ -70,7 +71,7 @@ bool Coordinator::sample_row(std::size_t row, const ChoiceState& state, const Sa
       return true;
     case RowWants::kLogits: sample = sample_logits(result_.logits[row], state, context); return true;
     case RowWants::kSelection: {
-      const SelectedRow& selected = result_.selections[logit_rows_[row].selection];
+      const SelectedRow& selected = result_.selections->row(logit_rows_[row].selection);
       const std::size_t scored = logit_rows_[row].scored;
       if (scored == 0) {
         const Sampler::Selected found = sampler_.select(selected, state.params(), context, sample);

@@ -59,16 +59,20 @@ void RankSelection::select(const device::Matrix& logits, std::span<const device:
   device_.finish_selection(logits, selection, shares_.size(), maxima);
 }
 
-void RankSelection::gather(std::span<const device::SelectionRow> rows, std::span<const device::LogitChange> changes,
-                           std::span<const device::Top> tops, std::vector<SelectedRow>& merged) {
+SelectedRows* RankSelection::gather(std::span<const device::SelectionRow> rows, std::span<const device::LogitChange> changes,
+                                    std::span<const device::Top> tops) {
   const std::span<const std::size_t> bytes = merge_.bytes_per_rank(rows);
-  found_.resize(bytes[rank()]);
-  if (!found_.empty()) device_.read_selection(found_);
-  if (shares_.size() == 1) return merge_.merge(found_, rows, changes, tops, merged);
+  std::span<const std::byte> found;
+  if (bytes[rank()] > 0) found = device_.read_selection().first(bytes[rank()]);
   const bool is_root = rank() == 0;
-  all_found_.resize(is_root ? std::accumulate(bytes.begin(), bytes.end(), std::size_t{0}) : 0);
-  communicator_.gather(found_, all_found_, bytes, 0);
-  if (is_root) merge_.merge(all_found_, rows, changes, tops, merged);
+  if (shares_.size() > 1) {
+    all_found_.resize(is_root ? std::accumulate(bytes.begin(), bytes.end(), std::size_t{0}) : 0);
+    communicator_.gather(found, all_found_, bytes, 0);
+    found = all_found_;
+  }
+  if (!is_root) return nullptr;
+  merge_.begin(found, rows, changes, tops);
+  return &merge_;
 }
 
 }  // namespace lockstep::engine

@@ -24,11 +24,11 @@ class RankSelection {
   /// @throws std::runtime_error for a change outside the vocabulary.
   void select(const device::Matrix& logits, std::span<const device::SelectionRow> rows, std::span<const device::LogitChange> changes);
 
-  /// Waits for the device; rank 0 gets what all ranks found.
+  /// Waits for the device; rank 0 gets what all ranks found, valid until the next selection and as long as the arguments are; null
+  /// elsewhere.
   /// @param tops    rank 0: of all logit rows, over the whole vocabulary
-  /// @param merged  rank 0: [rows], with spans into memory of this object that are valid until the next call
-  void gather(std::span<const device::SelectionRow> rows, std::span<const device::LogitChange> changes, std::span<const device::Top> tops,
-              std::vector<SelectedRow>& merged);
+  SelectedRows* gather(std::span<const device::SelectionRow> rows, std::span<const device::LogitChange> changes,
+                       std::span<const device::Top> tops);
 
  private:
   void take_own(std::span<const device::SelectionRow> rows, std::span<const device::LogitChange> changes);
@@ -42,7 +42,7 @@ class RankSelection {
   std::unique_ptr<device::Buffer> maxima_;
   std::vector<device::SelectionRow> own_rows_;
   std::vector<device::LogitChange> own_changes_;
-  std::vector<std::byte> found_, all_found_;
+  std::vector<std::byte> all_found_;
 };
 
 }  // namespace lockstep::engine

@@ -124,7 +124,7 @@ void Runner::run(const StepPlan& plan, StepResult& result) {
   }
   result.tops.clear();
   result.logits.clear();
-  result.selections.clear();
+  result.selections = nullptr;
   num_logit_rows_ = plan.batch.logit_rows.size();
   const device::StepRows rows = device_.begin_step(plan.batch);
   const auto walk = [&] {
@@ -137,7 +137,7 @@ void Runner::run(const StepPlan& plan, StepResult& result) {
       run_node(node, step);
       if (tap_) show(node, step);
     }
-    if (values_[graph_.logits].columns > 0) device_.top_of_rows(values_[graph_.logits], step.rows);
+    if (values_[graph_.logits].columns > 0 && !gives_tops(graph_.nodes.back())) device_.top_of_rows(values_[graph_.logits], step.rows);
   };
   if (tap_) {
     walk();  // what a tap sees must be computed now, not replayed
@@ -172,8 +172,11 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
       return;
     case RankOp::kConvert: device_.convert(input(), step.rows, output()); return;
     case RankOp::kLinear:
-      if (shard_.weights[node.weight])
+      if (gives_tops(node)) {
+        device_.linear_top(input(), step.rows, *shard_.weights[node.weight], vector_of(node.vector), output());
+      } else if (shard_.weights[node.weight]) {
         device_.linear(input(), step.rows, *shard_.weights[node.weight], vector_of(node.vector), output(), node.out_column);
+      }
       return;
     case RankOp::kRotateAndAppend:
       device_.rotate_and_append(input(), attentions_[node.attention], rotary_of(node), *kv_, node.layer);
@@ -194,6 +197,12 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
     case RankOp::kAddNorm: add_norm(node, step.rows); return;
     case RankOp::kSelectLogitRows: device_.select_logit_rows(input(), output()); return;
   }
+}
+
+/// Whether it is the product that ends the step: then the tops are found with it.
+bool Runner::gives_tops(const RankNode& node) const {
+  return &node == &graph_.nodes.back() && node.op == RankOp::kLinear && node.output == graph_.logits && node.out_column == 0 &&
+         shard_.weights[node.weight];
 }
 
 const device::RotaryTable* Runner::rotary_of(const RankNode& node) const {
@@ -257,7 +266,7 @@ void Runner::deliver(const StepPlan& plan, StepResult& result) {
   const std::size_t num_rows = plan.batch.logit_rows.size();
   if (!plan.selections.empty()) selection_->select(values_[graph_.logits], plan.selections, plan.changes);
   gather_tops(num_rows, result);
-  if (!plan.selections.empty()) selection_->gather(plan.selections, plan.changes, result.tops, result.selections);
+  if (!plan.selections.empty()) result.selections = selection_->gather(plan.selections, plan.changes, result.tops);
   wanted_rows_.clear();
   for (std::size_t row = 0; row < num_rows; ++row) {
     if (plan.wanted[row] == RowWants::kLogits) wanted_rows_.push_back(static_cast<std::uint32_t>(row));
@@ -273,7 +282,7 @@ void Runner::deliver(const StepPlan& plan, StepResult& result) {
 void Runner::fetch(const StepPlan& plan, StepResult& result) {
   result.tops.clear();
   result.logits.clear();
-  result.selections.clear();
+  result.selections = nullptr;
   if (plan.fetched.back() >= num_logit_rows_) {
     throw std::runtime_error("runner: row " + std::to_string(plan.fetched.back()) + " is to be fetched, but the latest step has " +
                              std::to_string(num_logit_rows_) + " logit rows");

@@ -51,6 +51,7 @@ class Runner final : public StepRunner {
   void run_node(const parallel::RankNode& node, const StepContext& step);
   void embed(const parallel::RankNode& node);
   void add_norm(const parallel::RankNode& node, std::size_t rows);
+  bool gives_tops(const parallel::RankNode& node) const;
   void sum_experts(const parallel::RankNode& node, std::size_t rows);
   void prepare_attentions();
   const device::RotaryTable* rotary_of(const parallel::RankNode& node) const;

@@ -61,9 +61,9 @@ double SelectionMerge::sum(std::size_t row, std::uint32_t SelectionLayout::Row::
   return adder.finish();
 }
 
-/// Fills ranked_, in order, with what is known for sure: nothing that a rank has kept for itself can come before one of these.
-void SelectionMerge::rank_candidates(std::size_t row, bool best, std::span<const LogitChange> changes) {
-  ranked_.clear();
+/// Fills `known`, in no order, with what is known for sure: nothing that a rank has kept for itself can come before one of these.
+void SelectionMerge::find_known(std::size_t row, bool best, std::span<const LogitChange> changes, Candidates& known) const {
+  known.clear();
   std::uint64_t last = std::numeric_limits<std::uint64_t>::max();
   for (std::size_t rank = 0; rank < shares_.size(); ++rank) {
     if (shares_[rank].size() == 0) continue;
@@ -75,28 +75,17 @@ void SelectionMerge::rank_candidates(std::size_t row, bool best, std::span<const
       const auto found =
           read_at<device::Candidate>(of_rank_[rank], layouts_[rank].candidates_offset() + (first + i) * sizeof(device::Candidate));
       const auto id = static_cast<std::uint32_t>(found.id + shares_[rank].begin);
-      const std::uint64_t key = device::candidate_key(changes.empty() ? found.logit : changed(found.logit, id, changes), id);
-      last_of_rank = std::max(last_of_rank, key);
-      ranked_.emplace_back(key, found.logit);
+      const float logit = changes.empty() ? found.logit : changed(found.logit, id, changes);
+      known.push_back({logit, found.logit, id});
+      last_of_rank = std::max(last_of_rank, device::candidate_key(logit, id));
     }
     if (count < shares_[rank].size()) last = std::min(last, last_of_rank);
   }
-  std::erase_if(ranked_, [last](const Ranked& ranked) { return ranked.first > last; });
-  std::sort(ranked_.begin(), ranked_.end());
+  if (shares_.size() > 1) std::erase_if(known, [last](const auto& each) { return device::candidate_key(each.logit, each.id) > last; });
 }
 
-/// Appends ranked_ to candidates_: where they begin and end there.
-std::pair<std::size_t, std::size_t> SelectionMerge::keep_ranked(std::span<const LogitChange> changes) {
-  const std::size_t begin = candidates_.size();
-  for (const auto& [key, logit] : ranked_) {
-    const auto id = static_cast<std::uint32_t>(key);
-    candidates_.push_back({changes.empty() ? logit : changed(logit, id, changes), logit, id});
-  }
-  return {begin, candidates_.size()};
-}
-
-void SelectionMerge::merge(std::span<const std::byte> gathered, std::span<const SelectionRow> rows, std::span<const LogitChange> changes,
-                           std::span<const device::Top> tops, std::vector<SelectedRow>& merged) {
+void SelectionMerge::begin(std::span<const std::byte> gathered, std::span<const SelectionRow> rows, std::span<const LogitChange> changes,
+                           std::span<const device::Top> tops) {
   std::size_t offset = 0;
   of_rank_.clear();
   for (const std::size_t bytes : bytes_per_rank(rows)) {
@@ -104,39 +93,38 @@ void SelectionMerge::merge(std::span<const std::byte> gathered, std::span<const 
     of_rank_.push_back(gathered.subspan(offset, bytes));
     offset += bytes;
   }
-  candidates_.clear();
-  candidates_of_row_.clear();
-  best_of_row_.clear();
-  merged.assign(rows.size(), {});
-  for (std::size_t row = 0; row < rows.size(); ++row) {
-    const std::span<const LogitChange> own = changes.first(rows[row].num_changes);
-    changes = changes.subspan(own.size());
-    rank_candidates(row, false, own);
-    candidates_of_row_.push_back(keep_ranked(own));
-    if (rows[row].num_best > 0) {
-      rank_candidates(row, true, {});
-      best_of_row_.push_back(keep_ranked({}));
-    } else {
-      best_of_row_.push_back(own.empty() ? candidates_of_row_.back() : std::pair<std::size_t, std::size_t>());
-    }
-    SelectedRow& to = merged[row];
-    to.vocab_size = shares_.back().end;
-    to.num_masked = rows[row].num_masked;
-    to.maximum = tops[rows[row].row].logit;
-    if (rows[row].scale != 0.0) to.mass = sum(row, &SelectionLayout::Row::sums);
-    if (rows[row].log_sum != device::LogSum::kNone) to.log_mass = sum(row, &SelectionLayout::Row::log_sums);
-    for (std::size_t rank = 0; rank < shares_.size(); ++rank) {
-      if (shares_[rank].size() == 0) continue;
-      const auto flags = read_at<std::uint32_t>(of_rank_[rank], layouts_[rank].flags_offset() + row * sizeof(std::uint32_t));
-      to.finite = to.finite && (flags & device::kIsFinite) != 0;
-      if ((flags & device::kIsSketched) != 0) to.mass_error = device::kMassError;
-    }
+  rows_ = rows;
+  changes_ = changes;
+  tops_ = tops;
+  first_changes_.clear();
+  std::size_t first = 0;
+  for (const SelectionRow& row : rows) {
+    first_changes_.push_back(first);
+    first += row.num_changes;
   }
-  const std::span<const SelectedRow::Candidate> all(candidates_);
-  for (std::size_t row = 0; row < rows.size(); ++row) {
-    merged[row].candidates = all.subspan(candidates_of_row_[row].first, candidates_of_row_[row].second - candidates_of_row_[row].first);
-    merged[row].best = all.subspan(best_of_row_[row].first, best_of_row_[row].second - best_of_row_[row].first);
+}
+
+const SelectedRow& SelectionMerge::row(std::size_t index) {
+  const SelectionRow& wanted = rows_[index];
+  const std::span<const LogitChange> own = changes_.subspan(first_changes_[index], wanted.num_changes);
+  find_known(index, false, own, candidates_);
+  best_.clear();
+  if (wanted.num_best > 0) find_known(index, true, {}, best_);
+  row_ = {};
+  row_.vocab_size = shares_.back().end;
+  row_.num_masked = wanted.num_masked;
+  row_.candidates = FirstCandidates(candidates_);
+  row_.best = FirstCandidates(best_);
+  row_.maximum = tops_[wanted.row].logit;
+  if (wanted.scale != 0.0) row_.mass = sum(index, &SelectionLayout::Row::sums);
+  if (wanted.log_sum != device::LogSum::kNone) row_.log_mass = sum(index, &SelectionLayout::Row::log_sums);
+  for (std::size_t rank = 0; rank < shares_.size(); ++rank) {
+    if (shares_[rank].size() == 0) continue;
+    const auto flags = read_at<std::uint32_t>(of_rank_[rank], layouts_[rank].flags_offset() + index * sizeof(std::uint32_t));
+    row_.finite = row_.finite && (flags & device::kIsFinite) != 0;
+    if ((flags & device::kIsSketched) != 0) row_.mass_error = device::kMassError;
   }
+  return row_;
 }
 
 }  // namespace lockstep::engine

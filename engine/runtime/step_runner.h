@@ -13,7 +13,8 @@ struct StepResult {
   std::vector<device::Top> tops;               // [logit rows of the plan]: over the whole vocabulary, ids too
   std::vector<std::span<const float>> logits;  // [logit rows of the plan]: [vocab_size] fp32 where the plan wants kLogits, else empty;
                                                // for kFetch [rows to fetch]. Memory of the runner, valid until its next run
-  std::vector<SelectedRow> selections;         // [selections of the plan]. Memory of the runner as well
+  SelectedRows* selections = nullptr;          // [selections of the plan]; null: there is none. Memory of the runner as well; needs the
+                                               // plan and `tops` as they are
 };
 
 /// Executes plans on one rank, the collectives of the group included. Every rank runs the same plans in the same order.

@@ -85,9 +85,9 @@ class PartOfRow {
     return true;
   }
   bool count_from(float last, std::size_t& count) const {
-    const auto behind = std::partition_point(row_.candidates.begin(), row_.candidates.end(),
-                                             [last](const SelectedRow::Candidate& candidate) { return candidate.logit >= last; });
-    count = static_cast<std::size_t>(behind - row_.candidates.begin());
+    const auto all = row_.candidates.all();
+    count =
+        static_cast<std::size_t>(std::count_if(all.begin(), all.end(), [last](const auto& candidate) { return candidate.logit >= last; }));
     return count < row_.candidates.size() || count == row_.vocab_size;
   }
   double sum_of_all(float, double) const { return mass_; }
@@ -147,7 +147,7 @@ Sampler::Selected Sampler::select(const SelectedRow& row, const SamplingParams& 
     return Selected::kYes;
   }
   if (row.candidates.empty()) return Selected::kTooFew;
-  std::uint32_t chosen = row.candidates.front().id;
+  std::uint32_t chosen = row.candidates[0].id;
   if (!params.greedy()) {
     const double uniform = sampling_uniform(params.seed, context.choice, context.position), error = row.mass * row.mass_error;
     const auto draw = [&](double mass, std::uint32_t& id, std::size_t& num_cut) {
@@ -167,7 +167,8 @@ Sampler::Selected Sampler::select(const SelectedRow& row, const SamplingParams& 
   }
   sample.token = static_cast<std::int32_t>(chosen);
   if (params.logprobs < 0) return Selected::kYes;
-  const auto found = std::find_if(row.candidates.begin(), row.candidates.end(), [&](const auto& entry) { return entry.id == chosen; });
+  const auto all = row.candidates.all();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.id == chosen; });
   add_logprobs(row, found->unchanged, params.logprobs, sample);
   return Selected::kYes;
 }
@@ -184,9 +185,9 @@ Sample Sampler::score(std::span<const float> logits, std::int32_t token, std::in
 }
 
 bool Sampler::score(const SelectedRow& row, std::int32_t token, std::int32_t count, Sample& sample) {
-  if (!row.finite || row.candidates.empty() || row.candidates.front().id != static_cast<std::uint32_t>(token)) return false;
+  if (!row.finite || row.candidates.empty() || row.candidates[0].id != static_cast<std::uint32_t>(token)) return false;
   sample.token = token;
-  add_logprobs(row, row.candidates.front().unchanged, count, sample);
+  add_logprobs(row, row.candidates[0].unchanged, count, sample);
   return true;
 }
 
@@ -220,9 +221,9 @@ std::span<const float> Sampler::apply_changes(std::span<const float> logits, con
 void Sampler::add_logprobs(const SelectedRow& row, float chosen, std::int32_t count, Sample& sample) {
   const double log_sum = static_cast<double>(row.maximum) + device::portable::log(row.log_mass);
   sample.logprob = logprob_of(chosen, log_sum);
-  for (const auto& entry : row.best.first(std::min(static_cast<std::size_t>(count), row.best.size()))) {
-    sample.top.emplace_back(static_cast<std::int32_t>(entry.id), logprob_of(entry.unchanged, log_sum));
-  }
+  const FirstCandidates& best = row.best_as_it_is();
+  for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), best.size()); ++i)
+    sample.top.emplace_back(static_cast<std::int32_t>(best[i].id), logprob_of(best[i].unchanged, log_sum));
 }
 
 void Sampler::add_logprobs(std::span<const float> logits, std::int32_t count, Sample& sample) {

@@ -8,22 +8,58 @@
 
 namespace lockstep::engine {
 
-/// What rank 0 knows of a row of logits that stayed where it is: the first candidates and sums of the rest (docs/numerics.md, N6).
-struct SelectedRow {
+/// The first candidates of a row, as many as are known. They are brought into their order where they stand, and no further than they are
+/// read: most draws need a few of hundreds.
+class FirstCandidates {
+ public:
   struct Candidate {
     float logit = 0.0f;      // changed
     float unchanged = 0.0f;  // as the model gave it
     std::uint32_t id = 0;
   };
+  FirstCandidates() = default;
+  /// @param candidates  in any order; nobody else changes that memory while this is read
+  explicit FirstCandidates(std::span<Candidate> candidates) : candidates_(candidates) {}
+
+  std::size_t size() const { return candidates_.size(); }
+  bool empty() const { return candidates_.empty(); }
+  /// @pre place < size()
+  const Candidate& operator[](std::size_t place) const {
+    if (place >= num_ordered_) order_up_to(place + 1);
+    return candidates_[place];
+  }
+  /// All of them, in no order that would mean anything.
+  std::span<const Candidate> all() const { return candidates_; }
+
+ private:
+  void order_up_to(std::size_t count) const;
+
+  std::span<Candidate> candidates_;
+  mutable std::size_t num_ordered_ = 0;
+};
+
+/// What rank 0 knows of a row of logits that stayed where it is: the first candidates and sums of the rest (docs/numerics.md, N6).
+struct SelectedRow {
   std::size_t vocab_size = 0;
-  std::size_t num_masked = 0;             // ids
-  bool finite = true;                     // all that are not masked, after the changes
-  std::span<const Candidate> candidates;  // the first of the changed row, in their order; as many as are known
-  double mass = 0.0;                      // sum of the exponentials of the changed row, where it was asked for
-  double mass_error = 0.0;                // the part of itself that it may be off by; 0: it is exact
-  std::span<const Candidate> best;        // the first of the row as it is
-  float maximum = 0.0f;                   // of the row as it is
-  double log_mass = 0.0;                  // sum of its exponentials at scale 1, where it was asked for
+  std::size_t num_masked = 0;  // ids
+  bool finite = true;          // all that are not masked, after the changes
+  FirstCandidates candidates;  // of the changed row
+  double mass = 0.0;           // sum of the exponentials of the changed row, where it was asked for
+  double mass_error = 0.0;     // the part of itself that it may be off by; 0: it is exact
+  FirstCandidates best;        // of the row as it is, where it has changes; else those are its candidates
+  float maximum = 0.0f;        // of the row as it is
+  double log_mass = 0.0;       // sum of its exponentials at scale 1, where it was asked for
+
+  const FirstCandidates& best_as_it_is() const { return best.empty() ? candidates : best; }
+};
+
+/// Such rows, one at a time, so that what is known of one stands where the next one's will.
+class SelectedRows {
+ public:
+  virtual ~SelectedRows() = default;
+  virtual std::size_t size() const = 0;
+  /// Valid until the next call.
+  virtual const SelectedRow& row(std::size_t index) = 0;
 };
 
 /// How many are asked for, as long as they are enough.

@@ -14,6 +14,7 @@
 #include "comm/control_channel.h"
 #include "comm/options.h"
 #include "comm/self_check.h"
+#include "device/cpu/cpu_device.h"
 
 /// What every communicator must do, whichever implementation it is. A case runs on all ranks at once and throws where the communicator is
 /// wrong, so that it runs alike in threads, in forked processes and under mpirun.
@@ -160,6 +161,48 @@ inline void negative_zero_stays(Communicator& communicator) {
   }
 }
 
+/// Sums one after the other within a step, as a model has them, on a device that may leave the adding for later.
+inline void sums_with_their_norms_are_the_two_calls(Communicator& communicator) {
+  constexpr std::size_t kColumns = 96, kMostRows = 60;
+  const std::vector<float> weight(kColumns, 0.75f);
+  const device::Norm norm = device::Norm::rms(weight.data(), 1e-5f);
+  for (const std::size_t threads : {1, 2}) {
+    const auto device = device::make_cpu_device({.num_threads = threads});
+    for (const std::size_t leaves : {std::size_t{9}, static_cast<std::size_t>(communicator.size())}) {
+      const SharedTree tree(leaves, communicator.size());
+      const auto& roots = tree.roots_of_rank[static_cast<std::size_t>(communicator.rank())];
+      for (const std::size_t rows : {std::size_t{1}, std::size_t{2}, std::size_t{9}, kMostRows}) {  // the last needs several slots
+        const auto at = [&](std::vector<float>& values) {
+          return device::Matrix{values.data(), kColumns, rows, device::Activation::kFloat32};
+        };
+        std::vector<float> partial(roots.size() * rows * kColumns), sum(rows * kColumns), x(rows * kColumns, 1.0f),
+            expected_x = x, out(x.size()), expected(x.size());
+        device->run_step([&] {
+          for (std::size_t call = 0; call < 5; ++call) {
+            const LeafValue value = [call](std::size_t leaf, std::size_t i) { return noise(leaf + call, i); };
+            device->begin_host_access(at(partial));
+            for (std::size_t i = 0; i < partial.size(); ++i) {
+              const auto [first, end] = roots[i / sum.size()];
+              partial[i] = plain_tree(value, first, end, i % sum.size());
+            }
+            communicator.all_reduce_add_norm(*device, tree.sum, at(partial), rows, {at(x), nullptr, norm, at(out)});
+          }
+        });
+        for (std::size_t call = 0; call < 5; ++call) {
+          const LeafValue value = [call](std::size_t leaf, std::size_t i) { return noise(leaf + call, i); };
+          for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = plain_tree(value, 0, leaves, i);
+          device->add_norm(at(expected_x), at(sum), rows, nullptr, norm, at(expected));
+        }
+        const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+          return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+        };
+        require(same(x, expected_x) && same(out, expected),
+                "the sum and norm of " + std::to_string(rows) + " rows over " + std::to_string(leaves) + " leaves");
+      }
+    }
+  }
+}
+
 inline std::byte pattern(std::size_t rank, std::size_t index) { return static_cast<std::byte>(rank * 31 + index * 7 + index / 251); }
 
 inline std::vector<std::byte> filled(std::size_t rank, std::size_t bytes) {
@@ -301,6 +344,7 @@ inline std::vector<Case> cases() {
   return {{"SumsAreTheBitsOfThePlainTree", sums_are_the_bits_of_the_plain_tree},
           {"SumsHaveTheClosedForm", sums_have_the_closed_form},
           {"NegativeZeroStays", negative_zero_stays},
+          {"SumsWithTheirNormsAreTheTwoCalls", sums_with_their_norms_are_the_two_calls},
           {"AllGatherBringsAllPartsInOrder", all_gather_brings_all_parts_in_order},
           {"GatherBringsAllPartsToEachRoot", gather_brings_all_parts_to_each_root},
           {"BroadcastReachesEveryoneFromEachRoot", broadcast_reaches_everyone_from_each_root},

@@ -111,9 +111,7 @@ Found on_cpu(const Scene& scene) {
   const Selection selection{scene.rows, scene.changes};
   device->begin_selection(logits.matrix, selection, 0, 1, maxima.data());
   device->finish_selection(logits.matrix, selection, 1, maxima.data());
-  std::vector<std::byte> bytes(std::size_t{1} << 16);
-  device->read_selection(bytes);
-  Found found = unpack(scene, maxima, bytes);
+  Found found = unpack(scene, maxima, device->read_selection());
   make_exact(scene, found);
   return found;
 }
@@ -137,10 +135,8 @@ class CudaSelectionTest : public ::testing::Test {
     selection.begin(stream_.launch(), logits.rows, tops.as<Top>(), {scene.rows, scene.changes}, 0, 1, maxima.as<float>());
     selection.finish(stream_.launch(), logits.rows, 1, maxima.as<float>());
     stream_.synchronize();
-    std::vector<std::byte> bytes(std::size_t{1} << 16);
-    selection.copy(bytes);
     EXPECT_EQ(reference::count_different(logits.values(), scene.logits), 0u) << "the logits are not as they were";
-    return unpack(scene, from_device<float>(maxima.data(), 2 * kRows), bytes);
+    return unpack(scene, from_device<float>(maxima.data(), 2 * kRows), selection.found());
   }
 };
 

@@ -44,6 +44,11 @@ class RoundingDevice final : public Device {
     inside_->add_norm(x, delta, num_rows, bias, norm, plain(out));
     round(out, num_rows);
   }
+  void sum_add_norm(const Matrix& x, const SumOfParts& delta, std::size_t num_rows, const float* bias, const Norm& norm,
+                    const Matrix& out) override {
+    inside_->sum_add_norm(x, delta, num_rows, bias, norm, plain(out));
+    round(out, num_rows);
+  }
   void linear(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& out,
               std::size_t out_column) override {
     inside_->linear(plain(in), num_rows, weight, bias, out, out_column);
@@ -102,7 +107,7 @@ class RoundingDevice final : public Device {
   void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) override {
     inside_->finish_selection(logits, selection, num_ranks, maxima);
   }
-  void read_selection(std::span<std::byte> found) override { inside_->read_selection(found); }
+  std::span<const std::byte> read_selection() override { return inside_->read_selection(); }
 
  private:
   static Matrix plain(Matrix matrix) {

@@ -109,8 +109,7 @@ std::vector<SelectionOutcome> run_rank(device::Device& device, comm::Communicato
   std::vector<std::size_t> sizes;
   for (const parallel::Range share : shares) sizes.push_back(share.size());
   if (communicator.rank() == 0) parallel::merge_tops(all_tops, sizes, merged_tops);
-  std::vector<engine::SelectedRow> selected;
-  selection.gather(rows, changes, merged_tops, selected);
+  engine::SelectedRows* selected = selection.gather(rows, changes, merged_tops);
 
   std::vector<float> after(own.size());
   if (!after.empty()) {  // else the rank has no ids
@@ -120,10 +119,10 @@ std::vector<SelectionOutcome> run_rank(device::Device& device, comm::Communicato
   std::vector<SelectionOutcome> outcomes(cases.size());
   if (communicator.rank() != 0) return outcomes;
   engine::Sampler sampler;
-  for (std::size_t i = 0; i < selected.size(); ++i) {
+  for (std::size_t i = 0; i < selected->size(); ++i) {
     SelectionOutcome& outcome = outcomes[rows[i].row];
     const SelectionCase& of = cases[rows[i].row];
-    outcome.is_enough = sampler.select(selected[i], of.params, of.context(), outcome.sample) == engine::Sampler::Selected::kYes;
+    outcome.is_enough = sampler.select(selected->row(i), of.params, of.context(), outcome.sample) == engine::Sampler::Selected::kYes;
   }
   return outcomes;
 }

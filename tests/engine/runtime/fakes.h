@@ -25,7 +25,7 @@ inline std::uint64_t mix(std::uint64_t value) {  // splitmix64
 /// A model whose logits are a function of all tokens before, as it finds them in a paged cache of tokens: what a scheduler or a block table
 /// gets wrong changes them. With several tables every one of them has the tokens, those that slide at the positions that a query reads; a
 /// token that is another one there is an error.
-class HistoryModel : public StepRunner {
+class HistoryModel : public StepRunner, private SelectedRows {
  public:
   HistoryModel(std::size_t num_blocks, std::size_t block_size, std::size_t vocab_size, BlockTables tables = {}, std::size_t window = 0)
       : block_size_(block_size), vocab_size_(vocab_size), tables_(tables), window_(window), cache_(num_blocks * block_size, -1) {}
@@ -85,9 +85,9 @@ class HistoryModel : public StepRunner {
   std::size_t vocab_size() const { return vocab_size_; }
 
  private:
-  using Candidates = std::vector<SelectedRow::Candidate>;
+  using Candidates = std::vector<FirstCandidates::Candidate>;
   void select(const StepPlan& plan, StepResult& result) {
-    result.selections.clear();
+    selected_.clear();
     found_.assign(2 * plan.selections.size(), {});
     std::span<const device::LogitChange> changes(plan.changes);
     for (std::size_t i = 0; i < plan.selections.size(); ++i) {
@@ -102,15 +102,18 @@ class HistoryModel : public StepRunner {
       selected.num_masked = wanted.num_masked;
       selected.finite = std::none_of(changed.begin(), changed.end(),
                                      [](float logit) { return std::isnan(logit) || logit > std::numeric_limits<float>::max(); });
-      selected.candidates = first_of(found_[2 * i], changed, row, wanted.num_candidates);
-      selected.best = wanted.num_changes > 0 ? first_of(found_[2 * i + 1], row, row, wanted.num_best) : selected.candidates;
+      selected.candidates = FirstCandidates(first_of(found_[2 * i], changed, row, wanted.num_candidates));
+      if (wanted.num_changes > 0) selected.best = FirstCandidates(first_of(found_[2 * i + 1], row, row, wanted.num_best));
       const device::Isa isa = device::Isa::kPortable;
       selected.maximum = device::maximum(row, isa);
       if (wanted.scale > 0.0) selected.mass = device::sum_of_exponentials(changed, device::maximum(changed, isa), wanted.scale, isa);
       if (wanted.log_sum != device::LogSum::kNone) selected.log_mass = device::sum_of_exponentials(row, selected.maximum, 1.0, isa);
-      result.selections.push_back(selected);
+      selected_.push_back(selected);
     }
+    result.selections = this;
   }
+  std::size_t size() const override { return selected_.size(); }
+  const SelectedRow& row(std::size_t index) override { return selected_.at(index); }
   static Candidates& first_of(Candidates& found, const std::vector<float>& changed, const std::vector<float>& row, std::size_t count) {
     for (std::uint32_t id = 0; id < row.size(); ++id) found.push_back({changed[id], row[id], id});
     std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.logit > b.logit; });
@@ -148,6 +151,7 @@ class HistoryModel : public StepRunner {
   std::vector<std::int32_t> cache_;
   std::vector<std::vector<float>> rows_;
   std::vector<Candidates> found_;
+  std::vector<SelectedRow> selected_;
   std::uint64_t num_tokens_ = 0;
   std::uint64_t num_fetched_ = 0;
   std::size_t largest_step_ = 0;

@@ -137,13 +137,14 @@ TEST(Sampler, TopPKeepsACandidateWhileTheMassBeforeItIsBelowP) {
 /// What rank 0 would know of a row whose mass is `part` of the exact one.
 struct NearlyKnownRow {
   SelectedRow row;
-  std::vector<SelectedRow::Candidate> candidates;
+  std::vector<FirstCandidates::Candidate> candidates;
   NearlyKnownRow(const std::vector<float>& logits, const SamplingParams& params, double part, double error) {
     CandidateOrder order;
     order.reset(logits);
     for (std::size_t place = 0; place < 64; ++place) candidates.push_back({logits[order[place]], logits[order[place]], order[place]});
     row.vocab_size = logits.size();
-    row.candidates = candidates;
+    std::reverse(candidates.begin(), candidates.end());  // whatever order they come in
+    row.candidates = FirstCandidates(candidates);
     row.mass =
         part * device::sum_of_exponentials(logits, logits[order[0]], 1.0 / static_cast<double>(params.temperature), device::Isa::kPortable);
     row.mass_error = error;
