@@ -9,8 +9,8 @@
 
 namespace lockstep::parallel {
 
-/// What one rank has of the tensors of a model, and the sums that put its partial results together with those of its peers. Adds to the plan
-/// what it is asked for, and gives its index there.
+/// What one rank has of the tensors of a model, and the sums that put its partial results together with those of its peers. Adds to the
+/// plan what it is asked for, and gives its index there.
 class RankParts {
  public:
   /// Sets the shard and the vocabulary's shares of `out`; `graph` and `out` are kept. @throws std::invalid_argument as shard_of does.
