@@ -13,7 +13,7 @@ Top higher(const Top& first, const Top& behind) {
 
 /// Checks the matrices of a product, and makes room for it. Returns where the product goes.
 float* CpuDevice::begin_product(const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, const Matrix& out,
-                                    std::size_t out_column) {
+                                std::size_t out_column) {
   const std::size_t roots = w.num_roots();
   require(in.columns == w.spec().columns && out_column + w.spec().rows <= out.columns, "linear: the matrices do not fit the weight");
   require(bias == nullptr || roots == 1, "linear: a bias needs a product with one root");
