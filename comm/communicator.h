@@ -40,6 +40,7 @@ struct ResidualNorm {
   const float* bias = nullptr;
   device::Norm norm;
   device::Matrix out;
+  bool keep_sum = false;  // for one who looks on: the sum stands in `partial` afterwards. A rank may want it alone
 };
 
 /// The data plane between the ranks of one tensor-parallel group. Every call but abort() is collective: all ranks make the same calls in
@@ -60,7 +61,8 @@ class Communicator {
   virtual void all_reduce(const TreeSum& tree, float* values, std::size_t count) = 0;
   /// all_reduce of `num_rows` rows of `partial` (kFloat32), then device.add_norm with the sum. The same bits as the two calls; a
   /// transport between GPUs makes it one kernel, one over host memory may leave the adding to the device. What `partial` holds at the end
-  /// is undefined. Within run_step, device.begin_host_access(partial) comes before it, as before every call that follows.
+  /// is undefined, unless then.keep_sum. Within run_step, device.begin_host_access(partial) comes before it, as before every call that
+  /// follows.
   virtual void all_reduce_add_norm(device::Device& device, const TreeSum& tree, const device::Matrix& partial, std::size_t num_rows,
                                    const ResidualNorm& then) {
     all_reduce(tree, static_cast<float*>(partial.data), num_rows * partial.columns);

@@ -142,6 +142,12 @@ void RegionCommunicator::all_reduce_add_norm(device::Device& device, const TreeS
   open_round();
   copy_roots(tree, static_cast<const float*>(partial.data), count, 0, count, float_slot(rank_));
   close_round();
+  if (then.keep_sum) {
+    float* sum = static_cast<float*>(partial.data);
+    point_at_roots(tree, sum, count, 0, count, 0);
+    tree_sum(tree, sources_, sum, count, scratch_);
+    return device.add_norm(then.x, partial, num_rows, then.bias, then.norm, then.out);
+  }
   sources_.clear();
   for (int peer = 0; peer < size_; ++peer) {
     for (std::size_t root = 0; root < tree.roots_per_rank[static_cast<std::size_t>(peer)]; ++root)

@@ -253,7 +253,7 @@ void Member::all_reduce(const TreeSum& tree, float* values, std::size_t count) {
 void Member::all_reduce_add_norm(device::Device& device, const TreeSum& tree, const device::Matrix& partial, std::size_t num_rows,
                                  const ResidualNorm& then) {
   const std::size_t count = num_rows * partial.columns;
-  if (size_ == 1 || options_.fast || count == 0 || !tree_error(tree, size_).empty() ||
+  if (size_ == 1 || then.keep_sum || options_.fast || count == 0 || !tree_error(tree, size_).empty() ||
       choose(program_of(tree), count) != Transport::kOneShot) {
     return Communicator::all_reduce_add_norm(device, tree, partial, num_rows, then);
   }

@@ -237,13 +237,11 @@ void Runner::embed(const RankNode& node) {
 }
 
 void Runner::add_norm(const RankNode& node, std::size_t rows) {
-  const comm::ResidualNorm then{values_[node.residual], vector_of(node.vector), norm_of(node), values_[node.output]};
   const Matrix& delta = values_[node.input];
-  if (node.tree != kNone) device_.begin_host_access(delta);
-  if (node.tree != kNone && !tap_) return communicator_.all_reduce_add_norm(device_, graph_.trees[node.tree], delta, rows, then);
-  // A tap wants to see the sum, which need not stand anywhere after the fused call.
-  if (node.tree != kNone) communicator_.all_reduce(graph_.trees[node.tree], static_cast<float*>(delta.data), rows * delta.columns);
-  device_.add_norm(then.x, delta, rows, then.bias, then.norm, then.out);
+  const comm::ResidualNorm then{values_[node.residual], vector_of(node.vector), norm_of(node), values_[node.output], tap_ != nullptr};
+  if (node.tree == kNone) return device_.add_norm(then.x, delta, rows, then.bias, then.norm, then.out);
+  device_.begin_host_access(delta);
+  communicator_.all_reduce_add_norm(device_, graph_.trees[node.tree], delta, rows, then);
 }
 
 void Runner::show(const RankNode& node, const StepContext& step) {

@@ -41,6 +41,8 @@ class GpuConformance : public testing::Test {
 
 const bool registered = [] {
   std::vector<conformance::Case> cases = conformance::cases();
+  // Of a CPU device; comm_norm_test.cpp is about GPUs.
+  std::erase_if(cases, [](const conformance::Case& each) { return each.name == "SumsWithTheirNormsAreTheTwoCalls"; });
   for (const conformance::Case& failing : conformance::failing_cases()) {
     if (failing.name != "OtherOperationsAreFound") cases.push_back(failing);
   }
