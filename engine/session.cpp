@@ -121,7 +121,7 @@ void Session::State::open_text() {
     } else if (!model.folder.empty()) {
       tokenizer = text::tokenizer_from_folder(model.folder);
     } else {
-      throw std::runtime_error(model.spec.source + ": has no vocabulary; prompts of token ids still work");
+      throw std::runtime_error(model.spec.source + ": has no vocabulary; score of token ids and bench work without one");
     }
   } catch (const std::runtime_error& error) {
     no_tokenizer = error.what();

@@ -25,19 +25,19 @@ const PreTokenizerFamily& family_of(const GgufVocabulary& vocabulary) {
   const PreTokenizerFamily* family = find_pre_tokenizer(name);
   if (!family) {
     fail(vocabulary, "the tokenizer's tokenizer.ggml.pre " + in_quotes(name) + " is not supported (supported: " + pre_tokenizer_names() +
-                         "); prompts of token ids still work");
+                         "); score of token ids and bench work without one");
   }
   return *family;
 }
 
 void check(const GgufVocabulary& vocabulary) {
   if (vocabulary.model.empty())
-    fail(vocabulary, "the file has no tokenizer (tokenizer.ggml.model is absent); prompts of token ids still work");
+    fail(vocabulary, "the file has no tokenizer (tokenizer.ggml.model is absent); score of token ids and bench work without one");
   if (vocabulary.model != "gpt2" && vocabulary.model != "llama") {
     const bool word_piece = vocabulary.model == "bert";
     fail(vocabulary, "the tokenizer's tokenizer.ggml.model " + in_quotes(vocabulary.model) + (word_piece ? " (WordPiece)" : "") +
                          " is not supported (supported: \"gpt2\", byte-level BPE, and \"llama\", SentencePiece's BPE); " +
-                         "prompts of token ids still work");
+                         "score of token ids and bench work without one");
   }
   if (vocabulary.tokens.empty()) fail(vocabulary, "tokenizer.ggml.tokens is absent or empty");
   if (!vocabulary.types.empty() && vocabulary.types.size() != vocabulary.tokens.size()) {

@@ -246,7 +246,8 @@ std::unique_ptr<Tokenizer> tokenizer_from_folder(const std::filesystem::path& fo
   }
   if (const auto files = read_vocab_files(folder)) return tokenizer_from_vocab_files(*files);
   throw std::runtime_error(
-      folder.string() + ": has neither tokenizer.json nor tokenizer.model, nor vocab.json and merges.txt; prompts of token ids still work");
+      folder.string() +
+      ": has neither tokenizer.json nor tokenizer.model, nor vocab.json and merges.txt; score of token ids and bench work without one");
 }
 
 }  // namespace lockstep::text

@@ -77,7 +77,7 @@ TEST_P(KvCacheOf8Bits, ChangesLogitsByNoMoreThanThePublishedBound) {
   EXPECT_LE(float8, kFloat8Bound);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, KvCacheOf8Bits, testing::ValuesIn(models()), [](const testing::TestParamInfo<Model>& info) {
+INSTANTIATE_TEST_SUITE_P(Models, KvCacheOf8Bits, testing::ValuesIn(models()), [](const testing::TestParamInfo<Model>& tested) {
   std::string name = info.param.name;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;

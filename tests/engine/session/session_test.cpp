@@ -205,7 +205,7 @@ TEST_F(SessionTest, AFileWithoutAVocabularyIsNamedAndTokenIdsStillWork) {
       session.tokenizer();
       ADD_FAILURE() << "there is none";
     } catch (const std::runtime_error& error) {
-      EXPECT_EQ(error.what(), path.string() + ": has no vocabulary; prompts of token ids still work");
+      EXPECT_EQ(error.what(), path.string() + ": has no vocabulary; score of token ids and bench work without one");
     }
   });
 }
