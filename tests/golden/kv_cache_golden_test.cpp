@@ -78,7 +78,7 @@ TEST_P(KvCacheOf8Bits, ChangesLogitsByNoMoreThanThePublishedBound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, KvCacheOf8Bits, testing::ValuesIn(models()), [](const testing::TestParamInfo<Model>& tested) {
-  std::string name = info.param.name;
+  std::string name = tested.param.name;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });
