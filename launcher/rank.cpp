@@ -235,6 +235,7 @@ int run_threads(const RankContext& context) {
   comm::CommunicatorOptions options;
   options.deadline = deadline_of(context.config);
   std::vector<device::Placement> placements;  // before any thread is bound
+  placements.reserve(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) placements.push_back(place(context.config, rank, size));
   options.own_processors =
       std::all_of(placements.begin(), placements.end(), [](const device::Placement& each) { return each.own_processors; });
