@@ -23,7 +23,7 @@ if(LOCKSTEP_SANITIZE)
   target_link_options(lockstep_options INTERFACE -fsanitize=${LOCKSTEP_SANITIZE})
 endif()
 
-# lockstep_computes(TARGET): optimised under the sanitizers too, or its tests would take an hour. The rest compiles in half the time without.
+# lockstep_computes(TARGET): optimised under the sanitizers too, or its tests would take an hour. The rest compiles in two thirds of the time without.
 function(lockstep_computes target)
   if(LOCKSTEP_SANITIZE)
     target_compile_options(${target} PRIVATE -O1)
