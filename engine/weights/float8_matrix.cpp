@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/weights/packed_matrix.h"
+#include "engine/weights/packed_rows.h"
 
 namespace lockstep::engine {
 namespace {
@@ -29,16 +29,10 @@ std::array<float, 256> table_of(bool e5m2) {
 class Float8Rows final : public RowReader {
  public:
   Float8Rows(const WeightSource& source, const Float8Parts& parts, const MatrixSlice& slice)
-      : parts_(parts), slice_(slice), table_(table_of(parts.e5m2)), codes_(slice.num_rows * slice.num_columns) {
-    const std::size_t width = slice.num_columns;
-    if (width == parts.columns) {
-      source.read(parts.weight.tensor, slice.first_row * width, codes_);
-    } else {
-      for (std::size_t row = 0; row < slice.num_rows; ++row) {
-        source.read(parts.weight.tensor, (slice.first_row + row) * parts.columns + slice.first_column,
-                    std::span(codes_).subspan(row * width, width));
-      }
-    }
+      : parts_(parts),
+        slice_(slice),
+        table_(table_of(parts.e5m2)),
+        codes_(read_units(source, parts.weight.tensor, parts.columns, 1, 1, slice)) {
     read_scales(source);
   }
 
@@ -74,19 +68,10 @@ class Float8Rows final : public RowReader {
   std::size_t first_scale_row_ = 0;
 };
 
-class Float8Matrix final : public PackedMatrix {
- public:
-  explicit Float8Matrix(Float8Parts parts) : parts_(std::move(parts)) {}
-  std::unique_ptr<RowReader> open(const WeightSource& source, const MatrixSlice& slice) const override {
-    return std::make_unique<Float8Rows>(source, parts_, slice);
-  }
-
- private:
-  Float8Parts parts_;
-};
-
 }  // namespace
 
-std::shared_ptr<const PackedMatrix> make_float8_matrix(Float8Parts parts) { return std::make_shared<Float8Matrix>(std::move(parts)); }
+std::shared_ptr<const PackedMatrix> make_float8_matrix(Float8Parts parts) {
+  return std::make_shared<MatrixOfParts<Float8Rows, Float8Parts>>(std::move(parts));
+}
 
 }  // namespace lockstep::engine

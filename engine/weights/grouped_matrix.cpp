@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/weights/packed_matrix.h"
+#include "engine/weights/packed_rows.h"
 #include "engine/weights/quote.h"
 
 namespace lockstep::engine {
@@ -192,17 +192,6 @@ class GroupedRows final : public RowReader {
   std::vector<std::byte> stored_scales_;
 };
 
-class GroupedMatrix final : public PackedMatrix {
- public:
-  explicit GroupedMatrix(GroupedParts parts) : parts_(std::move(parts)) {}
-  std::unique_ptr<RowReader> open(const WeightSource& source, const MatrixSlice& slice) const override {
-    return std::make_unique<GroupedRows>(source, parts_, slice);
-  }
-
- private:
-  GroupedParts parts_;
-};
-
 }  // namespace
 
 DType group_type(const GroupedParts& parts) {
@@ -212,6 +201,8 @@ DType group_type(const GroupedParts& parts) {
   return parts.symmetric ? DType::kQ8_0 : DType::kF32;  // 8 bits less any zero point are up to 9 bits and a sign
 }
 
-std::shared_ptr<const PackedMatrix> make_grouped_matrix(GroupedParts parts) { return std::make_shared<GroupedMatrix>(std::move(parts)); }
+std::shared_ptr<const PackedMatrix> make_grouped_matrix(GroupedParts parts) {
+  return std::make_shared<MatrixOfParts<GroupedRows, GroupedParts>>(std::move(parts));
+}
 
 }  // namespace lockstep::engine

@@ -25,6 +25,9 @@ class SafetensorsBuilder {
   std::string data_;
 };
 
+/// Numbers from -0.3 to 0.3 around `base`; the same everywhere.
+std::vector<float> small_numbers(const std::vector<std::size_t>& shape, std::uint32_t seed, float base = 0.0f);
+
 /// A matrix in groups of columns, as its quantiser had it before packing: w[row][column] = (quant - zero) * scale.
 struct GroupedMatrix {
   std::size_t rows = 0;

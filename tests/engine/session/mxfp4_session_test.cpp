@@ -34,12 +34,7 @@ class TwoFolders {
     SafetensorsBuilder packed, plain;
     std::uint32_t seed = 1;
     const auto floats = [&](const std::string& name, const std::vector<std::size_t>& shape, float base = 0.0f) {
-      std::vector<float> values;
-      std::size_t count = 1;
-      for (const std::size_t axis : shape) count *= axis;
-      for (std::size_t i = 0; i < count; ++i)
-        values.push_back(base + 0.3f * static_cast<float>(static_cast<int>((i * 37 + seed) % 19) - 9) / 9.0f);
-      ++seed;
+      const std::vector<float> values = test::small_numbers(shape, seed++, base);
       packed.add(name, "F32", shape, values);
       plain.add(name, "F32", shape, values);
     };
