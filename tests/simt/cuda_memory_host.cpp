@@ -110,6 +110,7 @@ struct Space {
     }
     if (mapped == MAP_FAILED) throw std::runtime_error("simt: no address space for device memory");
     base = static_cast<char*>(mapped);
+    release(base);
   }
 };
 
@@ -221,7 +222,9 @@ void* open_address(const SharedAddress& shared) {
   const std::lock_guard lock(memory.lock);
   for (int i = 0; i < memory.num_peers; ++i) {
     const Peer& peer = memory.peers[i];
-    if (peer.process == shared.process && peer.file == shared.file) return peer.base + shared.offset;
+    if (peer.process != shared.process || peer.file != shared.file) continue;
+    acquire(peer.base);
+    return peer.base + shared.offset;
   }
   const std::string path = fmt::format("/proc/{}/fd/{}", shared.process, shared.file);
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -229,6 +232,7 @@ void* open_address(const SharedAddress& shared) {
   void* mapped = mmap(nullptr, kSpaceBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   close(file);
   if (mapped == MAP_FAILED) return nullptr;
+  release(mapped);
   memory.peers[memory.num_peers++] = {shared.process, shared.file, static_cast<char*>(mapped)};
   return static_cast<char*>(mapped) + shared.offset;
 }
@@ -254,7 +258,8 @@ cudaError_t allocate(void** pointer, std::size_t bytes) {
     memory.live.insert(range);
   }
   unpoison(begin, bytes);
-  acquire(begin);  // whoever had the place before is done with it
+  acquire(memory.base);  // another rank may have mapped it: to the thread sanitizer, that is a write
+  acquire(begin);        // whoever had the place before is done with it
   std::memset(begin, 0xFF, bytes);
   *pointer = begin;
   return cudaSuccess;
