@@ -36,19 +36,22 @@ not_long=(--label-exclude long)
 # Under the sanitizers every kernel and collective runs, but not whole models and programs, which take minutes there, or more threads and memory than
 # the thread sanitizer can have, and add no code to look at.
 whole_models='SelectionOnGpus|Models/|OtherFamilies/|Mixtures/|Wider/|ContractOn|ProgramOnGpus|DecodeCost|FailureOnGpus|FastReduction'
-sanitized() {  # PRESET REGEX [TARGET]: the tests whose programs' names match
+# Products of every type, shape and instruction set against their definition. What the thread sanitizer has to see, how threads share a product out,
+# does not depend on these, and the tests of steps, tops and contracts go through it.
+arithmetic='^device\..*/LinearOf(Type|Blocks)\.'
+sanitized() {  # PRESET REGEX EXCLUDED [TARGET]: the tests whose programs' names match
   say "build for $1"
-  scripts/build.sh "$1" "${@:3}"
+  scripts/build.sh "$1" "${@:4}"
   say "tests under $1"
   export -f run_tests
   without_randomisation bash -euc 'run_tests "$@"' run_tests "$1" --label-regex 'unit|conformance|contract-small|simt' --tests-regex "$2" \
-    --exclude-regex "$whole_models"
+    --exclude-regex "$3"
 }
-sanitized asan .
+sanitized asan . "$whole_models"
 # What has no threads has nothing for the thread sanitizer to find: only the programs of this target.
 threaded='device|comm|parallel|engine_runtime|engine_session|engine_quantise|contract|simt|gpu'
 threaded="^($threaded)\\.|^engine_text\\.(ChatTemplate|Tokenizer)|^engine_weights\\.WeightSource|^launcher\\.(ControlProtocol|Log|PositionBoard|Progress)\\."
-sanitized tsan "$threaded" threaded_tests
+sanitized tsan "$threaded" "$whole_models|$arithmetic" threaded_tests
 
 if command -v "${CUDACXX:-nvcc}" >/dev/null && [ $final = simt ]; then
   say "build for GPUs"
