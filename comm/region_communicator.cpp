@@ -52,7 +52,7 @@ RegionCommunicator::RegionCommunicator(std::shared_ptr<SharedRegion> region, int
       rank_(rank),
       size_(region_->size()),
       deadline_(options.deadline),
-      spin_(options.own_processors ? device::Spin::kLong : device::Spin::kShort),
+      spin_(device::spin_of(options.own_processors)),
       name_(name) {
   region_->status(rank_).attached.store(1, std::memory_order_release);
 }
@@ -148,11 +148,7 @@ void RegionCommunicator::all_reduce_add_norm(device::Device& device, const TreeS
     tree_sum(tree, sources_, sum, count, scratch_);
     return device.add_norm(then.x, partial, num_rows, then.bias, then.norm, then.out);
   }
-  sources_.clear();
-  for (int peer = 0; peer < size_; ++peer) {
-    for (std::size_t root = 0; root < tree.roots_per_rank[static_cast<std::size_t>(peer)]; ++root)
-      sources_.push_back(float_slot(peer) + root * count);
-  }
+  point_at_roots(tree, float_slot(rank_), count, 0, count, 0);
   device.sum_add_norm(then.x, {sources_, tree.merges}, num_rows, then.bias, then.norm, then.out);
 }
 

@@ -26,6 +26,7 @@ enum class Spin {
   kShort,  // a peer may need the processor to get where this one waits for it. To yield instead is worse: next to a busy process it costs a
            // slice of time each time
 };
+constexpr Spin spin_of(bool own_processors) { return own_processors ? Spin::kLong : Spin::kShort; }
 
 /// Looks until `ready()` holds, for half a millisecond or 4 us at most; measured in time because a pause takes 10 ns on one processor and
 /// 50 on another. Returns whether it holds.

@@ -32,7 +32,7 @@ FloatMode::~FloatMode() = default;
 #endif
 
 ThreadPool::ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors, bool own_processors)
-    : spin_(own_processors ? Spin::kLong : Spin::kShort), arrivals_(std::make_unique<Flag[]>(num_threads > 0 ? num_threads : 1)) {
+    : spin_(spin_of(own_processors)), arrivals_(std::make_unique<Flag[]>(num_threads > 0 ? num_threads : 1)) {
   workers_.reserve(num_threads > 0 ? num_threads - 1 : 0);
   for (std::size_t thread = 1; thread < num_threads; ++thread) {
     workers_.emplace_back([this, thread, own = thread < processors.size() ? processors[thread] : std::vector<int>{}] {

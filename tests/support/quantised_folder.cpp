@@ -150,4 +150,17 @@ std::vector<float> add_mxfp4(SafetensorsBuilder& file, const std::string& name, 
   return values;
 }
 
+void TwoFolders::add_floats(const std::string& name, const std::vector<std::size_t>& shape, float base) {
+  const std::vector<float> values = small_numbers(shape, seed_++, base);
+  packed_file_.add(name, "F32", shape, values);
+  plain_file_.add(name, "F32", shape, values);
+}
+
+void TwoFolders::write(const std::string& packed_config, const std::string& plain_config) const {
+  packed_.write("config.json", packed_config);
+  packed_.write("model.safetensors", packed_file_.str());
+  plain_.write("config.json", plain_config);
+  plain_.write("model.safetensors", plain_file_.str());
+}
+
 }  // namespace lockstep::test

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/support/temporary_folder.h"
+
 namespace lockstep::test {
 
 /// A safetensors file in the making, of tensors of any type.
@@ -55,5 +57,23 @@ std::vector<float> add_mxfp4(SafetensorsBuilder& file, const std::string& name, 
                              std::uint32_t seed);
 /// Adds MODULE.qweight, .qzeros and .scales as AutoAWQ's "gemm" version packs them.
 void add_awq(SafetensorsBuilder& file, const std::string& module, const GroupedMatrix& matrix);
+
+/// One model in two folders: as its quantiser packed it, and its numbers as F32.
+class TwoFolders {
+ public:
+  const std::filesystem::path& packed() const { return packed_.path(); }
+  const std::filesystem::path& plain() const { return plain_.path(); }
+
+ protected:
+  /// A tensor that is F32 in both: small_numbers().
+  void add_floats(const std::string& name, const std::vector<std::size_t>& shape, float base = 0.0f);
+  void write(const std::string& packed_config, const std::string& plain_config) const;
+
+  SafetensorsBuilder packed_file_, plain_file_;
+  std::uint32_t seed_ = 1;  // of the next tensor
+
+ private:
+  TemporaryFolder packed_, plain_;
+};
 
 }  // namespace lockstep::test

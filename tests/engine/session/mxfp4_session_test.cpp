@@ -13,7 +13,6 @@ namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-using test::SafetensorsBuilder;
 
 constexpr std::size_t kHidden = 64, kInner = 512, kHeads = 4, kKvHeads = 2, kHeadDim = 32, kExperts = 3, kVocabulary = 33, kLayers = 2;
 
@@ -28,59 +27,49 @@ std::vector<float> in_out(const std::vector<float>& values, std::size_t rows, st
 }
 
 /// The model with its experts in MXFP4, and in F32.
-class TwoFolders {
+class Mixture : public test::TwoFolders {
  public:
-  TwoFolders() {
-    SafetensorsBuilder packed, plain;
-    std::uint32_t seed = 1;
-    const auto floats = [&](const std::string& name, const std::vector<std::size_t>& shape, float base = 0.0f) {
-      const std::vector<float> values = test::small_numbers(shape, seed++, base);
-      packed.add(name, "F32", shape, values);
-      plain.add(name, "F32", shape, values);
-    };
-    const auto experts = [&](const std::string& name, std::size_t rows, std::size_t columns) {
-      const std::vector<float> values = test::add_mxfp4(packed, name, kExperts, rows, columns, seed++);
-      plain.add(name, "F32", {kExperts, columns, rows}, in_out(values, rows, columns));
-      if (first_gate_up_.empty()) first_gate_up_ = values;
-    };
-    floats("model.embed_tokens.weight", {kVocabulary, kHidden});
+  Mixture() {
+    add_floats("model.embed_tokens.weight", {kVocabulary, kHidden});
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
       const std::string module = "model.layers." + std::to_string(layer) + ".";
-      floats(module + "input_layernorm.weight", {kHidden}, 1.0f);
+      add_floats(module + "input_layernorm.weight", {kHidden}, 1.0f);
       for (const auto& [name, heads] : {std::pair("q", kHeads), {"k", kKvHeads}, {"v", kKvHeads}}) {
-        floats(module + "self_attn." + name + "_proj.weight", {heads * kHeadDim, kHidden});
-        floats(module + "self_attn." + name + "_proj.bias", {heads * kHeadDim});
+        add_floats(module + "self_attn." + name + "_proj.weight", {heads * kHeadDim, kHidden});
+        add_floats(module + "self_attn." + name + "_proj.bias", {heads * kHeadDim});
       }
-      floats(module + "self_attn.o_proj.weight", {kHidden, kHeads * kHeadDim});
-      floats(module + "self_attn.o_proj.bias", {kHidden});
-      floats(module + "self_attn.sinks", {kHeads}, 1.0f);
-      floats(module + "post_attention_layernorm.weight", {kHidden}, 1.0f);
-      floats(module + "mlp.router.weight", {kExperts, kHidden});
-      floats(module + "mlp.router.bias", {kExperts});
-      experts(module + "mlp.experts.gate_up_proj", 2 * kInner, kHidden);
-      floats(module + "mlp.experts.gate_up_proj_bias", {kExperts, 2 * kInner});
-      experts(module + "mlp.experts.down_proj", kHidden, kInner);
-      floats(module + "mlp.experts.down_proj_bias", {kExperts, kHidden});
+      add_floats(module + "self_attn.o_proj.weight", {kHidden, kHeads * kHeadDim});
+      add_floats(module + "self_attn.o_proj.bias", {kHidden});
+      add_floats(module + "self_attn.sinks", {kHeads}, 1.0f);
+      add_floats(module + "post_attention_layernorm.weight", {kHidden}, 1.0f);
+      add_floats(module + "mlp.router.weight", {kExperts, kHidden});
+      add_floats(module + "mlp.router.bias", {kExperts});
+      add_experts(module + "mlp.experts.gate_up_proj", 2 * kInner, kHidden);
+      add_floats(module + "mlp.experts.gate_up_proj_bias", {kExperts, 2 * kInner});
+      add_experts(module + "mlp.experts.down_proj", kHidden, kInner);
+      add_floats(module + "mlp.experts.down_proj_bias", {kExperts, kHidden});
     }
-    floats("model.norm.weight", {kHidden}, 1.0f);
-    floats("lm_head.weight", {kVocabulary, kHidden});
-    nlohmann::json config = nlohmann::json::parse(R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64,
+    add_floats("model.norm.weight", {kHidden}, 1.0f);
+    add_floats("lm_head.weight", {kVocabulary, kHidden});
+    const nlohmann::json config =
+        nlohmann::json::parse(R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64,
         "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 2, "vocab_size": 33,
         "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 4, "max_position_embeddings": 64, "rope_theta": 150000.0,
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 16,
                          "truncate": false}})");
-    plain_.write("config.json", config.dump());
-    plain_.write("model.safetensors", plain.str());
-    config["quantization_config"] = {{"quant_method", "mxfp4"}, {"modules_to_not_convert", {"model.layers.*.self_attn"}}};
-    packed_.write("config.json", config.dump());
-    packed_.write("model.safetensors", packed.str());
+    nlohmann::json packed = config;
+    packed["quantization_config"] = {{"quant_method", "mxfp4"}, {"modules_to_not_convert", {"model.layers.*.self_attn"}}};
+    write(packed.dump(), config.dump());
   }
-  const fs::path& packed() const { return packed_.path(); }
-  const fs::path& plain() const { return plain_.path(); }
   const std::vector<float>& first_gate_up() const { return first_gate_up_; }
 
  private:
-  test::TemporaryFolder packed_, plain_;
+  void add_experts(const std::string& name, std::size_t rows, std::size_t columns) {
+    const std::vector<float> values = test::add_mxfp4(packed_file_, name, kExperts, rows, columns, seed_++);
+    plain_file_.add(name, "F32", {kExperts, columns, rows}, in_out(values, rows, columns));
+    if (first_gate_up_.empty()) first_gate_up_ = values;
+  }
+
   std::vector<float> first_gate_up_;
 };
 
@@ -91,7 +80,7 @@ std::vector<std::vector<float>> logits(const test::RunSetup& setup) {
 }
 
 TEST(Mxfp4Session, IsTheModelOfItsNumbersOnAnyNumberOfRanks) {
-  const TwoFolders folders;
+  const Mixture folders;
   const auto expected = logits(test::exact_setup(folders.plain(), 1));
   ASSERT_EQ(expected.size(), 7u);
   EXPECT_NE(expected[0], expected[6]);
@@ -108,7 +97,7 @@ TEST(Mxfp4Session, IsTheModelOfItsNumbersOnAnyNumberOfRanks) {
 }
 
 TEST(Mxfp4Session, BlocksGoIntoAGgufFileAsTheyAre) {
-  const TwoFolders folders;
+  const Mixture folders;
   const test::TemporaryFolder folder;
   const fs::path as_floats = folder.path() / "floats.gguf", smaller = folder.path() / "smaller.gguf";
   engine::quantise_model({.model = folders.packed(), .output = as_floats, .type = device::DType::kF32}, {});

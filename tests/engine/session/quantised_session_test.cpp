@@ -45,40 +45,27 @@ using AddMatrix = std::function<std::vector<float>(SafetensorsBuilder&, const st
                                                    std::uint32_t seed)>;
 
 /// A model whose linear layers `add` writes, beside the same model in F32.
-class TwoFolders {
+class QuantisedModel : public test::TwoFolders {
  public:
-  TwoFolders(const json& quantisation, const AddMatrix& add, Projections projections = Projections::kApart) {
-    const bool joined = projections == Projections::kJoined;
-    SafetensorsBuilder packed, plain;
-    std::uint32_t seed = 1;
-    const auto floats = [&](const std::string& name, const std::vector<std::size_t>& shape, float base) {
-      const std::vector<float> values = test::small_numbers(shape, seed++, base);
-      packed.add(name, "F32", shape, values);
-      plain.add(name, "F32", shape, values);
-    };
+  QuantisedModel(const json& quantisation, const AddMatrix& add, Projections projections = Projections::kApart) {
     const auto matrix = [&](const std::string& module, std::size_t rows, std::size_t columns) {
-      plain.add(module + ".weight", "F32", {rows, columns}, add(packed, module, rows, columns, seed++));
+      plain_file_.add(module + ".weight", "F32", {rows, columns}, add(packed_file_, module, rows, columns, seed_++));
     };
     if (projections == Projections::kByHead) {
-      add_by_head(floats, matrix);
+      add_by_head(matrix);
     } else {
-      add_llama(floats, matrix, joined);
+      add_llama(matrix, projections == Projections::kJoined);
     }
-    packed_.write("config.json", config(quantisation, projections).dump());
-    packed_.write("model.safetensors", packed.str());
-    plain_.write("config.json", config(nullptr, projections).dump());
-    plain_.write("model.safetensors", plain.str());
+    write(config(quantisation, projections).dump(), config(nullptr, projections).dump());
   }
-  const fs::path& packed() const { return packed_.path(); }
-  const fs::path& plain() const { return plain_.path(); }
 
  private:
-  template <class Floats, class Matrix>
-  static void add_llama(const Floats& floats, const Matrix& matrix, bool joined) {
-    floats("model.embed_tokens.weight", {kVocabulary, kHidden}, 0.0f);
+  template <class Matrix>
+  void add_llama(const Matrix& matrix, bool joined) {
+    add_floats("model.embed_tokens.weight", {kVocabulary, kHidden});
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
       const std::string module = "model.layers." + std::to_string(layer) + ".";
-      floats(module + "input_layernorm.weight", {kHidden}, 1.0f);
+      add_floats(module + "input_layernorm.weight", {kHidden}, 1.0f);
       if (joined) {
         matrix(module + "self_attn.qkv_proj", 2 * kHidden, kHidden);
       } else {
@@ -87,7 +74,7 @@ class TwoFolders {
         matrix(module + "self_attn.v_proj", kHidden / 2, kHidden);
       }
       matrix(module + "self_attn.o_proj", kHidden, kHidden);
-      floats(module + "post_attention_layernorm.weight", {kHidden}, 1.0f);
+      add_floats(module + "post_attention_layernorm.weight", {kHidden}, 1.0f);
       if (joined) {
         matrix(module + "mlp.gate_up_proj", 2 * kInner, kHidden);
       } else {
@@ -96,36 +83,34 @@ class TwoFolders {
       }
       matrix(module + "mlp.down_proj", kHidden, kInner);
     }
-    floats("model.norm.weight", {kHidden}, 1.0f);
-    floats("lm_head.weight", {kVocabulary, kHidden}, 0.0f);
+    add_floats("model.norm.weight", {kHidden}, 1.0f);
+    add_floats("lm_head.weight", {kVocabulary, kHidden});
   }
 
   /// q, k and v of each head in turn, in one tensor.
-  template <class Floats, class Matrix>
-  static void add_by_head(const Floats& floats, const Matrix& matrix) {
+  template <class Matrix>
+  void add_by_head(const Matrix& matrix) {
     const auto norm = [&](const std::string& module) {
-      floats(module + ".weight", {kHidden}, 1.0f);
-      floats(module + ".bias", {kHidden}, 0.0f);
+      add_floats(module + ".weight", {kHidden}, 1.0f);
+      add_floats(module + ".bias", {kHidden});
     };
-    floats("gpt_neox.embed_in.weight", {kVocabulary, kHidden}, 0.0f);
+    add_floats("gpt_neox.embed_in.weight", {kVocabulary, kHidden});
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
       const std::string module = "gpt_neox.layers." + std::to_string(layer) + ".";
       norm(module + "input_layernorm");
       norm(module + "post_attention_layernorm");
       matrix(module + "attention.query_key_value", 3 * kHidden, kHidden);
-      floats(module + "attention.query_key_value.bias", {3 * kHidden}, 0.0f);
+      add_floats(module + "attention.query_key_value.bias", {3 * kHidden});
       matrix(module + "attention.dense", kHidden, kHidden);
-      floats(module + "attention.dense.bias", {kHidden}, 0.0f);
+      add_floats(module + "attention.dense.bias", {kHidden});
       matrix(module + "mlp.dense_h_to_4h", kInner, kHidden);
-      floats(module + "mlp.dense_h_to_4h.bias", {kInner}, 0.0f);
+      add_floats(module + "mlp.dense_h_to_4h.bias", {kInner});
       matrix(module + "mlp.dense_4h_to_h", kHidden, kInner);
-      floats(module + "mlp.dense_4h_to_h.bias", {kHidden}, 0.0f);
+      add_floats(module + "mlp.dense_4h_to_h.bias", {kHidden});
     }
     norm("gpt_neox.final_layer_norm");
-    floats("embed_out.weight", {kVocabulary, kHidden}, 0.0f);
+    add_floats("embed_out.weight", {kVocabulary, kHidden});
   }
-
-  test::TemporaryFolder packed_, plain_;
 };
 
 std::vector<std::vector<float>> logits(const test::RunSetup& setup) {
@@ -141,7 +126,7 @@ test::RunSetup as_stored(const fs::path& model, int ranks) {
 }
 
 /// In fp32 the packed model is the plain one, to the bit; as it is stored it is the same on any number of ranks.
-void expect_same_model(const TwoFolders& folders) {
+void expect_same_model(const test::TwoFolders& folders) {
   const auto expected = logits(test::exact_setup(folders.plain(), 1));
   ASSERT_EQ(expected.size(), 7u);
   EXPECT_NE(expected[0], expected[6]);
@@ -158,8 +143,8 @@ TEST(QuantisedSession, GptqIsTheSameModelOnAnyNumberOfRanks) {
   for (const bool symmetric : {true, false}) {
     for (const bool any_order : {false, true}) {
       const json quantisation{{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 64}, {"sym", symmetric}, {"desc_act", any_order}};
-      expect_same_model(TwoFolders(quantisation, [&](SafetensorsBuilder& file, const std::string& module, std::size_t rows,
-                                                     std::size_t columns, std::uint32_t seed) {
+      expect_same_model(QuantisedModel(quantisation, [&](SafetensorsBuilder& file, const std::string& module, std::size_t rows,
+                                                         std::size_t columns, std::uint32_t seed) {
         const GroupedMatrix matrix = test::random_grouped(rows, columns, 4, 64, symmetric, any_order, seed);
         test::add_gptq(file, module, matrix);
         return matrix.values();
@@ -170,7 +155,7 @@ TEST(QuantisedSession, GptqIsTheSameModelOnAnyNumberOfRanks) {
 
 TEST(QuantisedSession, AwqIsTheSameModelOnAnyNumberOfRanks) {
   const json quantisation{{"quant_method", "awq"}, {"bits", 4}, {"group_size", 32}, {"zero_point", true}, {"version", "GEMM"}};
-  expect_same_model(TwoFolders(
+  expect_same_model(QuantisedModel(
       quantisation, [](SafetensorsBuilder& file, const std::string& module, std::size_t rows, std::size_t columns, std::uint32_t seed) {
         const GroupedMatrix matrix = test::random_grouped(rows, columns, 4, 32, false, false, seed);
         test::add_awq(file, module, matrix);
@@ -188,15 +173,15 @@ TEST(QuantisedSession, ProjectionsInOneTensorAreCutOutOfIt) {
   };
   const json gptq{{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 64}, {"sym", false}, {"desc_act", true}};
   const json awq{{"quant_method", "awq"}, {"bits", 4}, {"group_size", 64}, {"zero_point", true}, {"version", "GEMM"}};
-  expect_same_model(TwoFolders(gptq, add(false), Projections::kJoined));
-  expect_same_model(TwoFolders(awq, add(true), Projections::kJoined));
-  expect_same_model(TwoFolders(gptq, add(false), Projections::kByHead));
-  expect_same_model(TwoFolders(awq, add(true), Projections::kByHead));
+  expect_same_model(QuantisedModel(gptq, add(false), Projections::kJoined));
+  expect_same_model(QuantisedModel(awq, add(true), Projections::kJoined));
+  expect_same_model(QuantisedModel(gptq, add(false), Projections::kByHead));
+  expect_same_model(QuantisedModel(awq, add(true), Projections::kByHead));
 }
 
 TEST(QuantisedSession, Float8InBlocksIsTheSameModelOnAnyNumberOfRanks) {
   const json quantisation{{"quant_method", "fp8"}, {"weight_block_size", {48, 32}}};
-  expect_same_model(TwoFolders(
+  expect_same_model(QuantisedModel(
       quantisation, [](SafetensorsBuilder& file, const std::string& module, std::size_t rows, std::size_t columns, std::uint32_t seed) {
         // Codes of -1, -0.5, 0.5, 1 and 0, which are the same numbers in fp32 whatever a table says.
         const std::vector<std::pair<unsigned char, float>> codes{{0xB8, -1.0f}, {0xB0, -0.5f}, {0x30, 0.5f}, {0x38, 1.0f}, {0x00, 0.0f}};
