@@ -190,7 +190,7 @@ TEST_P(FloatTypesOnGpus, SixteenBitLogitsAreOffTheReferenceByAtMostTwiceWhatRoun
 /// Where a token takes all experts no rounding can tip a router: what is left of a mixture is as smooth as other models.
 TEST_P(MixturesOnGpus, OfWhichEveryTokenTakesAllSixteenBitLogitsAreOffByAtMostTwiceWhatRoundingExplains) {
   const test::TemporaryFolder folder;
-  fs::copy(golden().model, folder.path(), fs::copy_options::overwrite_existing);
+  fs::copy(golden().model, folder.path(), fs::copy_options::recursive);
   nlohmann::json config = nlohmann::json::parse(std::ifstream(golden().model / "config.json"));
   config.at("num_experts_per_tok") = config.contains("num_experts") ? config.at("num_experts") : config.at("num_local_experts");
   folder.write("config.json", config.dump());
