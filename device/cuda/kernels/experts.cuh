@@ -140,7 +140,7 @@ __device__ inline void fill_tiles(const TileList& list, unsigned num_experts, co
 
 /// One block. Groups the choices of all tokens by expert: the rows of an expert follow each other, experts ascending. In which order they
 /// do is left to chance: no bit of a product depends on its neighbours. A token has per_token choices at most; where all its weights are
-/// NaN, the first experts are enough to make it NaN. Bytes: 4 num_experts + 36 per_token a token, and 24 a tile. Operations: few.
+/// NaN, the first experts are enough to make it NaN. Bytes: 4 num_experts + 28 per_token a token, and 24 a tile. Operations: few.
 template <class Float>
 __global__ void __launch_bounds__(kGroupThreads) group_rows(const __grid_constant__ GroupArguments args) {
   LOCKSTEP_SHARED(unsigned[kMostExperts], counts);
@@ -159,8 +159,7 @@ __global__ void __launch_bounds__(kGroupThreads) group_rows(const __grid_constan
   };
   if (warp == 0) {
     sums_before(args.num_experts, lane, first_rows, [&](unsigned e) { return counts[e]; });
-    __syncwarp();
-    for (unsigned e = lane; e < args.num_experts; e += 32) next_rows[e] = first_rows[e];
+    for (unsigned e = lane; e < args.num_experts; e += 32) next_rows[e] = first_rows[e];  // of this lane
   } else if (warp == 1) {
     const unsigned all = tiles_of(args.first, first_tiles);
     if (lane == 0) filled[0] = all;
