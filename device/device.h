@@ -353,9 +353,9 @@ class Device {
   virtual void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) = 0;
   /// out = the sum over the chosen experts of weight * down(gate and up, made one), leaf by leaf: experts ascending, then the leaves to
   /// roots as `leaves` says (docs/numerics.md, "Experts"). h [T, hidden] of the type that activation_for() names for gate and up; routing
-  /// [T, experts] of route(); out kFloat32 as that of linear().
-  virtual void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, const Gating& gating,
-                       std::span<const Leaf> leaves, const Matrix& out) = 0;
+  /// [T, experts] of route(), of which at most `per_token` are not 0 in a row, or all are NaN; out kFloat32 as that of linear().
+  virtual void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::size_t per_token, std::span<const Expert> experts,
+                       const Gating& gating, std::span<const Leaf> leaves, const Matrix& out) = 0;
 
   /// out = x as the other type.
   virtual void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) = 0;

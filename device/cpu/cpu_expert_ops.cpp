@@ -13,8 +13,8 @@ constexpr std::size_t kExpertBytes = std::size_t{64} << 20;  // of the leaf sums
 
 }  // namespace
 
-void CpuDevice::experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, const Gating& gating,
-                        std::span<const Leaf> leaves, const Matrix& out) {
+void CpuDevice::experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::size_t, std::span<const Expert> experts,
+                        const Gating& gating, std::span<const Leaf> leaves, const Matrix& out) {
   require(routing.columns == experts.size(), "experts: as many weights as experts are needed");
   flush();
   const Pause pause(*this);

@@ -116,8 +116,8 @@ class CpuDevice final : public Device {
   void norm_by_square(const Matrix& x, std::size_t num_rows, std::size_t first_column, std::size_t num_columns, const Matrix& squares,
                       std::size_t norm_columns, const float* weight, float eps) override;
   void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) override;
-  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, const Gating& gating,
-               std::span<const Leaf> leaves, const Matrix& out) override;
+  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::size_t per_token, std::span<const Expert> experts,
+               const Gating& gating, std::span<const Leaf> leaves, const Matrix& out) override;
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override;
   void top_of_rows(const Matrix& logits, std::size_t num_rows) override;
   void linear_top(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& logits) override;

@@ -195,6 +195,7 @@ class CudaDeviceOnStream final : public CudaDevice {
     step_rotaries_.clear();
     records_ = true;
     step_ = std::make_unique<StepBuffers>(limits);
+    expert_sums_ = ExpertSums(limits.max_tokens);
     tops_ = DeviceMemory(limits.max_logit_rows * sizeof(Top), "the tops of rows");
     read_tops_ = PinnedMemory(limits.max_logit_rows * sizeof(Top), "the tops of rows");
   }
@@ -308,9 +309,11 @@ class CudaDeviceOnStream final : public CudaDevice {
     cuda::route(launch(), rows_of(logits), num_rows, routing, rows_of(out));
   }
 
-  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, const Gating& gating,
-               std::span<const Leaf> leaves, const Matrix& out) override {
-    expert_sums_.run(launch(), rows_of(h), num_rows, rows_of(routing), experts, gating, leaves, rows_of(out));
+  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::size_t per_token, std::span<const Expert> experts,
+               const Gating& gating, std::span<const Leaf> leaves, const Matrix& out) override {
+    require(num_rows == step().num_tokens, "experts: the rows are not those of the step");
+    expert_sums_.run(launch(), rows_of(h), num_rows, rows_of(routing), step().token_ids, {experts, per_token, gating, leaves},
+                     rows_of(out));
   }
 
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {

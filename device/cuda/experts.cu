@@ -11,12 +11,6 @@
 namespace lockstep::device::cuda {
 namespace {
 
-constexpr std::size_t kMostSumBytes = std::size_t{256} << 20;  // of the leaf sums of the tokens that go together
-
-dim3 grid_of(std::size_t num_rows, std::size_t columns) {
-  return dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>((columns + kRowStep - 1) / kRowStep));
-}
-
 LeafMerges merges_of(std::span<const Leaf> leaves) {
   if (leaves.size() > kMostLeaves)
     throw std::invalid_argument("the CUDA device takes experts of at most " + std::to_string(kMostLeaves) + " leaves on a rank");
@@ -39,6 +33,35 @@ Rows rows_from(Rows rows, std::size_t first) {
   return rows;
 }
 
+const CudaWeight& own(const Weight* weight) { return static_cast<const CudaWeight&>(*weight); }
+
+void require_alike(const Weight* weight, const Weight* first) {
+  const WeightSpec &a = weight->spec(), &b = first->spec();
+  if (a.rows != b.rows || a.columns != b.columns || a.dtype != b.dtype || a.leaves.size() != b.leaves.size())
+    throw std::invalid_argument("'" + a.name + "' and '" + b.name + "': the experts of a layer must have the same shapes and types");
+}
+
+/// The most tiles that rows of experts can make.
+std::uint32_t most_tiles(std::size_t num_tokens, const Mixture& mixture, std::uint32_t tile_rows) {
+  const std::size_t rows = num_tokens * mixture.per_token, experts = std::min(rows, mixture.experts.size());
+  const std::size_t begun = experts + (rows - experts) / tile_rows, of_one = (num_tokens + tile_rows - 1) / tile_rows;
+  return static_cast<std::uint32_t>(std::min(begun, experts * of_one));
+}
+
+/// What group_rows writes, for `most_rows` rows.
+struct GroupMemory {
+  ExpertChoice* choices;
+  Grouping::Tile *first, *second;
+  std::uint32_t* row_tokens;
+
+  static constexpr std::size_t kRowBytes = sizeof(ExpertChoice) + 2 * sizeof(Grouping::Tile) + sizeof(std::uint32_t);
+  GroupMemory(void* memory, std::size_t most_rows)
+      : choices(static_cast<ExpertChoice*>(memory)),
+        first(reinterpret_cast<Grouping::Tile*>(choices + most_rows)),
+        second(first + most_rows),
+        row_tokens(reinterpret_cast<std::uint32_t*>(second + most_rows)) {}
+};
+
 }  // namespace
 
 void route(const Launch& where, Rows logits, std::size_t num_rows, const Routing& routing, Rows out) {
@@ -50,42 +73,103 @@ void route(const Launch& where, Rows logits, std::size_t num_rows, const Routing
         "launching route_rows");
 }
 
-Rows ExpertSums::matrix(DeviceMemory& memory, Activation type, std::size_t num_rows, std::size_t columns) {
-  const std::size_t stride = row_stride(type, columns), bytes = num_rows * stride * element_bytes(type);
+Rows ExpertSums::matrix(DeviceMemory& memory, Activation type, std::size_t most_rows, std::size_t columns) {
+  const std::size_t stride = row_stride(type, columns), bytes = most_rows * stride * element_bytes(type);
   if (memory.size_bytes() < bytes) memory = DeviceMemory(bytes, "experts");
   return {memory.data(), columns, stride, type};
 }
 
-void ExpertSums::run(const Launch& where, Rows h, std::size_t num_rows, Rows routing, std::span<const Expert> experts, const Gating& gating,
-                     std::span<const Leaf> leaves, Rows out) {
-  const LeafMerges merges = merges_of(leaves);
-  const std::size_t hidden = out.columns, num_leaves = leaves.size();
-  const std::size_t together = std::clamp<std::size_t>(kMostSumBytes / (num_leaves * hidden * sizeof(float) + 1), 1, 512);
-  for (std::size_t first = 0; first < num_rows; first += together) {
-    const std::size_t count = std::min(together, num_rows - first);
-    const Rows sums = matrix(sums_, Activation::kFloat32, num_leaves * count, hidden);
-    const bool aligned = is_aligned(sums) && is_aligned(out);
-    check(cudaMemsetAsync(sums.data, 0, num_leaves * count * hidden * sizeof(float), where.stream), "clearing memory");
-    for (std::size_t e = 0; e < experts.size(); ++e) {
-      const auto& gate_up = static_cast<const CudaWeight&>(*experts[e].gate_up);
-      const auto& down = static_cast<const CudaWeight&>(*experts[e].down);
-      const Rows products = matrix(products_, Activation::kFloat32, count, gate_up.spec().rows);
-      linear(where, rows_from(h, first), count, gate_up, experts[e].gate_up_bias, products, 0);
-      const Rows inner = matrix(inner_, activation_for(down.spec().dtype), count, gate_up.spec().rows / 2);
-      gated(where, gating, products, count, inner);
-      const Rows partial = matrix(partial_, Activation::kFloat32, num_leaves * count, hidden);
-      linear(where, inner, count, down, nullptr, partial, 0);
-      const float* weights = static_cast<const float*>(routing.data) + first * routing.stride + e;
-      check(
-          launch(add_expert_rows<float>, grid_of(num_leaves * count, hidden), dim3(kRowThreads), 0, where.stream, mutable_rows<float>(sums),
-                 const_rows(partial), experts[e].down_bias, weights, static_cast<unsigned>(routing.stride), static_cast<unsigned>(count),
-                 static_cast<unsigned>(hidden), aligned && is_aligned(partial) && is_aligned(experts[e].down_bias)),
-          "launching add_expert_rows");
-    }
-    check(launch(add_leaf_rows<float>, grid_of(count, hidden), dim3(kRowThreads), 0, where.stream, merges, mutable_rows<float>(sums),
-                 mutable_rows<float>(rows_from(out, first)), num_rows, static_cast<unsigned>(hidden), aligned),
-          "launching add_leaf_rows");
+const ExpertSums::Table& ExpertSums::table_of(const Launch& where, std::span<const Expert> experts) {
+  std::vector<const void*> addresses;
+  for (const Expert& each : experts) addresses.insert(addresses.end(), {own(each.gate_up).data(), each.gate_up_bias});
+  for (const Expert& each : experts) addresses.insert(addresses.end(), {own(each.down).data(), nullptr});
+  for (const Expert& each : experts) addresses.push_back(each.down_bias);
+  Table& table = tables_[experts.front().gate_up];
+  if (table.addresses == addresses) return table;
+  for (const Expert& each : experts) {
+    require_alike(each.gate_up, experts.front().gate_up);
+    require_alike(each.down, experts.front().down);
   }
+  table.addresses = std::move(addresses);
+  table.num_experts = experts.size();
+  const std::size_t bytes = table.addresses.size() * sizeof(void*);
+  table.memory = DeviceMemory(bytes, "the addresses of experts");
+  check(cudaMemcpyAsync(table.memory.data(), table.addresses.data(), bytes, cudaMemcpyHostToDevice, where.stream),
+        "uploading the addresses of experts");
+  return table;
+}
+
+ExpertSums::Matrices ExpertSums::matrices(const Mixture& mixture, std::size_t most_rows, std::size_t hidden) {
+  const std::size_t inner = own(mixture.experts.front().gate_up).spec().rows / 2;
+  if (grouping_.size_bytes() < most_rows * GroupMemory::kRowBytes)
+    grouping_ = DeviceMemory(most_rows * GroupMemory::kRowBytes, "the tokens of experts");
+  return {.most_rows = most_rows,
+          .products = matrix(products_, Activation::kFloat32, most_rows, 2 * inner),
+          .inner = matrix(inner_, activation_for(own(mixture.experts.front().down).spec().dtype), most_rows, inner),
+          .partial = matrix(partial_, Activation::kFloat32, mixture.leaves.size() * most_rows, hidden)};
+}
+
+void ExpertSums::run(const Launch& where, Rows h, std::size_t num_rows, Rows routing, const std::int32_t* token_ids, const Mixture& mixture,
+                     Rows out) {
+  if (num_rows == 0 || mixture.experts.empty()) return;
+  if (mixture.experts.size() > kMostExperts)
+    throw std::invalid_argument("the CUDA device takes at most " + std::to_string(kMostExperts) + " experts in a layer, not " +
+                                std::to_string(mixture.experts.size()));
+  if (num_rows > max_tokens_)
+    throw std::invalid_argument("experts: " + std::to_string(num_rows) + " tokens are more than the " + std::to_string(max_tokens_) +
+                                " of a step");
+  const Table& table = table_of(where, mixture.experts);
+  const LeafMerges merges = merges_of(mixture.leaves);
+  const std::size_t bytes_of_token = mixture.leaves.size() * mixture.per_token * out.columns * sizeof(float);
+  const std::size_t most = std::clamp<std::size_t>(max_bytes_ / (bytes_of_token + 1), 1, max_tokens_);
+  const Matrices memory = matrices(mixture, most * mixture.per_token, out.columns);
+  for (std::size_t first = 0; first < num_rows; first += most) {
+    const std::size_t count = std::min(most, num_rows - first);
+    multiply(where, rows_from(h, first), count, rows_from(routing, first), token_ids == nullptr ? nullptr : token_ids + first, mixture,
+             table, memory);
+    const bool aligned =
+        is_aligned(memory.partial) && std::ranges::all_of(mixture.experts, [](const Expert& each) { return is_aligned(each.down_bias); });
+    const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>((out.columns + kSumColumns - 1) / kSumColumns));
+    check(launch(sum_expert_rows<float>, grid, dim3(kSumThreads), 0, where.stream,
+                 ExpertSumArguments{.partial = const_rows(memory.partial),
+                                    .choices = GroupMemory(grouping_.data(), memory.most_rows).choices,
+                                    .biases = table.down_biases(),
+                                    .out = mutable_rows<float>(rows_from(out, first)),
+                                    .root_stride = num_rows,
+                                    .num_rows = static_cast<std::uint32_t>(count * mixture.per_token),
+                                    .num_leaves = static_cast<std::uint32_t>(mixture.leaves.size()),
+                                    .per_token = static_cast<std::uint32_t>(mixture.per_token),
+                                    .columns = static_cast<std::uint32_t>(out.columns),
+                                    .aligned = aligned},
+                 merges),
+          "launching sum_expert_rows");
+  }
+}
+
+/// The products of `count` tokens with the experts that they chose, to memory.partial.
+void ExpertSums::multiply(const Launch& where, Rows h, std::size_t count, Rows routing, const std::int32_t* token_ids,
+                          const Mixture& mixture, const Table& table, const Matrices& memory) {
+  const CudaWeight &gate_up = own(mixture.experts.front().gate_up), &down = own(mixture.experts.front().down);
+  const GroupMemory group(grouping_.data(), memory.most_rows);
+  const std::size_t rows = count * mixture.per_token, num_experts = mixture.experts.size(), chosen = std::min(rows, num_experts);
+  const std::size_t typical = std::min(count, 2 * ((rows - 1) / num_experts + 1));  // tokens of an expert: the mean is half of it
+  const Tile first_tile = choose_tile(where, gate_up, typical, chosen), second_tile = choose_tile(where, down, typical, chosen);
+  const TileList first{group.first, most_tiles(count, mixture, tokens_of(first_tile)), tokens_of(first_tile)};
+  const TileList second{group.second, most_tiles(count, mixture, tokens_of(second_tile)), tokens_of(second_tile)};
+  check(launch(group_rows<float>, dim3(1), dim3(kGroupThreads), 0, where.stream,
+               GroupArguments{.weights = const_rows(routing),
+                              .token_ids = token_ids,
+                              .choices = group.choices,
+                              .row_tokens = group.row_tokens,
+                              .first = first,
+                              .second = second,
+                              .num_tokens = static_cast<std::uint32_t>(count),
+                              .num_experts = static_cast<std::uint32_t>(num_experts),
+                              .per_token = static_cast<std::uint32_t>(mixture.per_token)}),
+        "launching group_rows");
+  grouped_linear(where, h, rows, gate_up, {first.tiles, table.gate_up(), group.row_tokens}, first_tile, first.num_tiles, memory.products);
+  gated(where, mixture.gating, memory.products, rows, memory.inner);
+  grouped_linear(where, memory.inner, rows, down, {second.tiles, table.down(), nullptr}, second_tile, second.num_tiles, memory.partial);
 }
 
 }  // namespace lockstep::device::cuda

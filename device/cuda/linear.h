@@ -43,11 +43,25 @@ class CudaWeight : public Weight {
 std::unique_ptr<CudaWeight> load_cuda_weight(WeightSpec spec, const ReadRows& read, PlainRows plain_rows = PlainRows::kDrop,
                                              cpu::ThreadPool* threads = nullptr);
 
+/// How a product is cut into blocks: by which kernel, and how many tokens a block has. No bit depends on it.
+enum class Tile : std::uint8_t { kExact4, kExact64, kDecode8, kDecode16, kDecode32, kPrefill32, kPrefill64 };
+std::uint32_t tokens_of(Tile tile);
+
+/// The tile for products of `num_tokens` tokens with each of `num_weights` weights of one shape in one launch: the large one where it fills
+/// half of the GPU, else a small one: more blocks, each with its columns spread over 8 warps.
+Tile choose_tile(const Launch& launch, const CudaWeight& weight, std::size_t num_tokens, std::size_t num_weights = 1);
+
 /// See Device::linear: out [num_roots x num_rows] rows of out.stride floats, the product in columns [out_column, out_column + rows of W).
-/// The tile is chosen by the number of tokens and of multiprocessors; no bit depends on it.
 /// @throws std::invalid_argument for matrices that do not fit the weight.
 void linear(const Launch& launch, Rows in, std::size_t num_rows, const CudaWeight& weight, const float* bias, Rows out,
             std::size_t out_column);
+
+/// The same for weights like `first`, in one launch: `grouping`, in device memory, says which rows of `out` are products with which weight.
+/// Its `num_tiles` tiles have tokens_of(tile) rows at most; `num_rows` is that of a root in `out`. The caller checks that the weights are
+/// alike.
+/// @throws std::invalid_argument for matrices that do not fit them.
+void grouped_linear(const Launch& launch, Rows in, std::size_t num_rows, const CudaWeight& first, const Grouping& grouping, Tile tile,
+                    std::size_t num_tiles, Rows out);
 
 /// See Device::embed. `table` may be null: all rows are +0. @throws std::invalid_argument for a table of several leaves, which has pads.
 void embed(const Launch& launch, const CudaWeight* table, std::int32_t first_id, const StepView& step, Rows out);

@@ -81,4 +81,23 @@ struct RotaryView {
   std::uint32_t by_token = 0;  // 0 or 1
 };
 
+/// Grouped products: one launch for several weights of one shape, type and leaves, each with rows of its own. Which rows those are is known
+/// on the GPU alone, so a block is told by a list in memory.
+struct Grouping {
+  /// Rows [first_row, end_row) of the product are of one of the weights. A tile without rows is of none.
+  struct Tile {
+    std::uint32_t weight = 0;
+    std::uint32_t first_row = 0;
+    std::uint32_t end_row = 0;
+  };
+  struct Weight {
+    const void* data = nullptr;
+    const float* bias = nullptr;  // or null
+  };
+  const Tile* tiles = nullptr;  // one for each block along x; null: an ordinary product, of all rows with one weight
+  const Weight* weights = nullptr;
+  const std::uint32_t* in_rows = nullptr;  // of the activations, for each row of the product; null: the same
+};
+inline constexpr std::uint32_t kNoRow = 0xFFFFFFFFu;
+
 }  // namespace lockstep::device::cuda

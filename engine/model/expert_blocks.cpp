@@ -46,9 +46,10 @@ GraphBuilder::Sum GraphBuilder::experts(ValueId h, const ExpertModules& modules,
   parallel::Node& route = node(Op::kRoute, layer);
   route.inputs = {logits};
   route.output = weights;
-  route.routing = {.per_token = spec.per_token, .renormalised = spec.renormalised};
+  const device::Routing routing{.per_token = spec.per_token, .renormalised = spec.renormalised};
+  route.routing = routing;
   const ValueId sum = value("p", Width::kHidden);
-  parallel::Node mixture{.op = Op::kExperts, .inputs = {h, weights}, .output = sum, .layer = layer, .gating = gating()};
+  parallel::Node mixture{.op = Op::kExperts, .inputs = {h, weights}, .output = sum, .layer = layer, .gating = gating(), .routing = routing};
   for (std::size_t expert = 0; expert < spec.count; ++expert) {
     for (const ExpertPart part : {ExpertPart::kGate, ExpertPart::kUp, ExpertPart::kDown}) {
       const Projection projection = expert_projection(modules, part, expert, layer);

@@ -222,7 +222,8 @@ void Runner::sum_experts(const RankNode& node, std::size_t rows) {
     experts.back().gate_up_bias = vector_of(node.expert_biases[i]);
     experts.back().down_bias = vector_of(node.expert_biases[i + 1]);
   }
-  device_.experts(values_[node.input], rows, values_[node.residual], experts, node.gating, node.leaves, values_[node.output]);
+  device_.experts(values_[node.input], rows, values_[node.residual], node.routing.per_token, experts, node.gating, node.leaves,
+                  values_[node.output]);
 }
 
 void Runner::check_token_ids(const device::StepBatch& batch) const {

@@ -226,7 +226,7 @@ struct ExpertScene {
     }
     const OwnedMatrix in = upload(device, x, hidden, device.activation_for(dtype)), weights = upload(device, routing, count);
     const OwnedMatrix out = make_matrix(device, Activation::kFloat32, tokens, hidden);
-    device.experts(in.matrix, tokens, weights.matrix, experts, gating, leaves, out.matrix);
+    device.experts(in.matrix, tokens, weights.matrix, count, experts, gating, leaves, out.matrix);
     return download(device, out.matrix, tokens);
   }
 

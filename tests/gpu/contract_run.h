@@ -1,6 +1,7 @@
 #pragma once
 
 #include <bit>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -25,10 +26,11 @@ inline void PrintTo(const GpuWay& way, std::ostream* out) {
        << (way.graphs ? ", graphs" : ", eager");
 }
 
-inline engine::Request contract_request(engine::RequestId id, std::size_t prompt_tokens, std::uint32_t new_tokens) {
+/// @param ids  of the vocabulary that prompts are made of, behind three specials
+inline engine::Request contract_request(engine::RequestId id, std::size_t prompt_tokens, std::uint32_t new_tokens, std::size_t ids = 250) {
   engine::Request made;
   made.id = id;
-  for (std::size_t i = 0; i < prompt_tokens; ++i) made.prompt.push_back(3 + static_cast<std::int32_t>((i * 37 + id * 11) % 250));
+  for (std::size_t i = 0; i < prompt_tokens; ++i) made.prompt.push_back(3 + static_cast<std::int32_t>((i * 37 + id * 11) % ids));
   made.sampling.max_tokens = new_tokens;
   made.sampling.ignore_eos = true;
   made.sampling.logprobs = 2;
@@ -51,10 +53,12 @@ inline std::string text_of(const engine::Completion& done) {
 }
 
 /// The answers by request, and the bits of the logits of one prompt.
-inline std::vector<std::string> answers_of(const std::filesystem::path& model, const GpuWay& way) {
+/// @param dtype  of the weights; none: as they are stored
+inline std::vector<std::string> answers_of(const std::filesystem::path& model, const GpuWay& way,
+                                           std::optional<device::DType> dtype = std::nullopt, std::size_t ids = 250) {
   constexpr std::size_t kPrompts[] = {5, 33, 17, 1};
   RunSetup setup = exact_setup(model, way.ranks);
-  setup.session.dtype.reset();
+  setup.session.dtype = dtype;
   setup.session.block_size = 16;
   setup.session.kv_cache_bytes = 1u << 20;
   setup.session.max_num_seqs = way.sequences;
@@ -64,13 +68,13 @@ inline std::vector<std::string> answers_of(const std::filesystem::path& model, c
   std::vector<std::string> answers(std::size(kPrompts));
   with_session(on_gpus(setup, way.graphs), [&](engine::Session& session) {
     for (std::size_t i = 0; i < answers.size(); ++i) {
-      session.engine().submit(contract_request(i, kPrompts[i], 4),
+      session.engine().submit(contract_request(i, kPrompts[i], 4, ids),
                               [&answers, i](engine::Completion&& done) { answers[i] = text_of(done); });
     }
     while (session.engine().step()) {
     }
     std::ostringstream bits;
-    for (const auto& row : prompt_logits(session, contract_request(9, 70, 1).prompt)) {
+    for (const auto& row : prompt_logits(session, contract_request(9, 70, 1, ids).prompt)) {
       for (const float logit : row) bits << std::bit_cast<std::uint32_t>(logit) << ' ';
     }
     answers.push_back(bits.str());

@@ -302,6 +302,40 @@ TEST_F(DeviceOnGpu, ARecordedStepComputesTheStepThatBeganLast) {
   EXPECT_EQ(count_different(run(gpu()), run(cpu())), 0u);
 }
 
+TEST_F(DeviceOnGpu, ARecordedMixtureFollowsTheRouterOfEachStep) {
+  constexpr std::size_t kExperts = 6, kHidden = 48, kInner = 96;
+  const std::vector<Leaf> leaves = make_leaves(DType::kF32, kInner, 3), apart = make_leaves(DType::kF32, kInner, 3, true);
+  const auto run = [&](Device& device) {
+    std::vector<std::unique_ptr<Weight>> weights;
+    std::vector<Expert> experts;
+    for (std::uint32_t e = 0; e < kExperts; ++e) {
+      const StoredWeight gate_up = reference::make_weight(DType::kF32, 2 * kInner, kHidden, {{kHidden, 0, true}}, 30 + e);
+      const StoredWeight down = reference::make_weight(DType::kF32, kHidden, kInner, apart, 40 + e);
+      weights.push_back(device.load_weight(gate_up.spec, gate_up.reader()));
+      weights.push_back(device.load_weight(down.spec, down.reader()));
+      experts.push_back({weights[2 * e].get(), weights[2 * e + 1].get()});
+    }
+    device.prepare_steps(kLimits);
+    const OwnedMatrix h = upload(device, random_floats(4 * kHidden, 17), kHidden),
+                      logits = upload(device, std::vector<float>(4 * kExperts), kExperts);
+    const OwnedMatrix routing = make_matrix(device, Activation::kFloat32, 4, kExperts),
+                      out = make_matrix(device, Activation::kFloat32, 4, kHidden);
+    std::vector<float> all;
+    for (std::uint32_t step = 0; step < 6; ++step) {
+      const StepRows rows = device.begin_step(decode_batch({1, 2, 3}));
+      device.write_floats(random_floats(4 * kExperts, 50 + step), logits.matrix.data);
+      device.run_step([&] {
+        device.route(logits.matrix, rows.tokens, {.per_token = 2, .renormalised = true}, routing.matrix);
+        device.experts(h.matrix, rows.tokens, routing.matrix, 2, experts, {Nonlinearity::kSilu}, leaves, out.matrix);
+      });
+      const std::vector<float> values = first_rows(download(device, out.matrix, rows.tokens), 3 * kHidden);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  };
+  EXPECT_EQ(count_different(run(gpu()), run(cpu())), 0u);
+}
+
 /// rotate_and_append and attention of a whole scene, cut into steps.
 Outputs attend(Device& device, const Scene& scene, Activation type, const Steps& steps) {
   const Shape& shape = scene.shape;

@@ -89,9 +89,9 @@ class RoundingDevice final : public Device {
   void route(const Matrix& logits, std::size_t num_rows, const Routing& routing, const Matrix& out) override {
     inside_->route(logits, num_rows, routing, out);
   }
-  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::span<const Expert> experts, const Gating& gating,
-               std::span<const Leaf> leaves, const Matrix& out) override {
-    inside_->experts(plain(h), num_rows, routing, experts, gating, leaves, out);
+  void experts(const Matrix& h, std::size_t num_rows, const Matrix& routing, std::size_t per_token, std::span<const Expert> experts,
+               const Gating& gating, std::span<const Leaf> leaves, const Matrix& out) override {
+    inside_->experts(plain(h), num_rows, routing, per_token, experts, gating, leaves, out);
   }
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override {
     const float* from = static_cast<const float*>(x.data);

@@ -23,7 +23,7 @@ struct DecodeShape {
 };
 
 /// Bytes: weights once for every 8 kTiles tokens; activations once for every 32 rows (from L2). Flops: 2 * rows * columns * tokens.
-/// Grid: (token tiles, panels), block: 256 threads.
+/// Grouped: the weights of those tiles that have rows. Grid: (token tiles, panels), block: 256 threads.
 template <DType kType, int kTiles>
 __global__ void __launch_bounds__(256) linear_decode_kernel(MmaLinear args) {
   using Shape = DecodeShape<kType, kTiles>;
@@ -31,9 +31,15 @@ __global__ void __launch_bounds__(256) linear_decode_kernel(MmaLinear args) {
   float* partials = reinterpret_cast<float*>(shared + Shape::kPartialsAt);
   float* open = reinterpret_cast<float*>(shared + Shape::kOpenAt);
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const unsigned first_token = blockIdx.x * Shape::kTokens, panel = blockIdx.y;
+  const BlockRows rows = rows_of_block(args, Shape::kTokens);
+  if (rows.first >= rows.end) return;
+  const unsigned panel = blockIdx.y;
   unsigned char* stages = shared + warp * Shape::kStages * Shape::kStageBytes;
-  const unsigned char* weights = args.weights + static_cast<std::size_t>(panel) * args.num_units * unit_bytes(kType);
+  const unsigned char* weights =
+      static_cast<const unsigned char*>(rows.weights) + static_cast<std::size_t>(panel) * args.num_units * unit_bytes(kType);
+  unsigned in_rows[kTiles];  // of which this lane fetches a part
+#pragma unroll
+  for (unsigned n = 0; n < kTiles; ++n) in_rows[n] = in_row_of(args, rows, rows.first + n * 8 + lane / 4);
 
   UnitWalk ahead(args, warp, Shape::kWarps);
   const auto fetch_next = [&](unsigned stage) {
@@ -42,8 +48,7 @@ __global__ void __launch_bounds__(256) linear_decode_kernel(MmaLinear args) {
       fetch_unit<kType>(to, weights + static_cast<std::size_t>(ahead.unit()) * unit_bytes(kType), lane);
 #pragma unroll
       for (unsigned n = 0; n < kTiles; ++n) {
-        fetch_tokens(to + unit_bytes(kType) + (n * 32 + lane) * 16, args, first_token + n * 8 + lane / 4, ahead.column() + lane % 4 * 8,
-                     ahead.end_column());
+        fetch_tokens(to + unit_bytes(kType) + (n * 32 + lane) * 16, args, in_rows[n], ahead.column() + lane % 4 * 8, ahead.end_column());
       }
       ahead.next();
     }
@@ -87,13 +92,13 @@ __global__ void __launch_bounds__(256) linear_decode_kernel(MmaLinear args) {
         if (!(flags & Slice::kEndsLeaf)) continue;
         float* element = open + i * 256 + threadIdx.x;
         for (unsigned m = 1; m <= merges; ++m) leaf[i] = element[(depth - m) * Shape::kElements] + leaf[i];
-        const unsigned token = first_token + i * 8 + warp, row = panel * kPanelRows + lane;
+        const unsigned token = rows.first + i * 8 + warp, row = panel * kPanelRows + lane;
         if (!(flags & Slice::kEndsRoot)) {
           element[below * Shape::kElements] = leaf[i];
-        } else if (token < args.num_tokens && row < args.num_rows) {
-          const float bias = args.bias != nullptr ? args.bias[row] : 0.0f;
+        } else if (token < rows.end && row < args.num_rows) {
+          const float bias = rows.bias != nullptr ? rows.bias[row] : 0.0f;
           args.out[(static_cast<std::size_t>(root) * args.num_tokens + token) * args.out_stride + row] =
-              args.bias != nullptr ? leaf[i] + bias : leaf[i];
+              rows.bias != nullptr ? leaf[i] + bias : leaf[i];
         }
       }
       if (flags & Slice::kEndsLeaf) depth = flags & Slice::kEndsRoot ? 0 : below + 1;

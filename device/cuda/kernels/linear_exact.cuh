@@ -1,5 +1,6 @@
 #pragma once
 
+#include "device/cuda/kernels/linear_group.cuh"
 #include "device/cuda/kernels/linear_layout.cuh"
 #include "device/cuda/kernels/portable.h"
 
@@ -17,6 +18,7 @@ struct ExactLinear {
   std::uint32_t num_columns = 0;
   std::uint32_t num_tokens = 0;
   std::uint32_t num_rows = 0;
+  Grouping grouping;
 };
 
 /// A block is kPanels panels of 32 rows times kTokens * kTokenThreads tokens; a thread has kRows x kTokens sums in registers.
@@ -38,7 +40,7 @@ struct ExactShape {
 
 /// The exact family: every sum is one chain of fused multiply-adds over the columns ascending, from +0 at each leaf, as on the CPU.
 /// Bytes: weights once for every tile of tokens, activations once for every 32 kPanels rows. Flops: 2 * rows * columns * tokens.
-/// Grid: (token tiles, groups of kPanels panels), block: kThreads.
+/// Grouped: the weights of those tiles that have rows. Grid: (token tiles, groups of kPanels panels), block: kThreads.
 template <unsigned kPanels, unsigned kRows, unsigned kTokens, unsigned kTokenThreads>
 __global__ void __launch_bounds__(ExactShape<kPanels, kRows, kTokens, kTokenThreads>::kThreads) linear_exact_kernel(ExactLinear args) {
   using Shape = ExactShape<kPanels, kRows, kTokens, kTokenThreads>;
@@ -46,7 +48,10 @@ __global__ void __launch_bounds__(ExactShape<kPanels, kRows, kTokens, kTokenThre
   LOCKSTEP_DYNAMIC_SHARED(float, shared);
   float* activations = shared + Shape::kStages * Shape::kStageFloats;  // [2][column][token]
   float* open = shared + Shape::kOpenAt + threadIdx.x;                 // [level][sum][thread]
-  const unsigned first_token = blockIdx.x * Shape::kTileTokens, first_panel = blockIdx.y * kPanels;
+  const BlockRows rows = rows_of_block(args, Shape::kTileTokens);
+  if (rows.first >= rows.end) return;
+  const auto* weights = static_cast<const float*>(rows.weights);
+  const unsigned first_panel = blockIdx.y * kPanels;
   const unsigned num_panels = (args.num_rows + kPanelRows - 1) / kPanelRows;
 
   // Chunks of 16 columns, the last of a leaf shorter. Both operands are fetched ahead, each with a place of its own.
@@ -68,7 +73,7 @@ __global__ void __launch_bounds__(ExactShape<kPanels, kRows, kTokens, kTokenThre
         const unsigned panel = first_panel + vector / (Shape::kPanelFloats / 4), column = weights_at.column + at / 8;
         const bool valid = panel < num_panels && column < args.num_columns;
         const std::size_t offset = (static_cast<std::size_t>(panel) * args.num_columns + column) * kPanelRows + at % 8 * 4;
-        cp_async_16_or_zero(shared + stage * Shape::kStageFloats + vector * 4, args.weights + (valid ? offset : 0), valid);
+        cp_async_16_or_zero(shared + stage * Shape::kStageFloats + vector * 4, weights + (valid ? offset : 0), valid);
       }
       next(weights_at);
     }
@@ -76,13 +81,16 @@ __global__ void __launch_bounds__(ExactShape<kPanels, kRows, kTokens, kTokenThre
   };
   constexpr unsigned kFetched = kColumns * Shape::kTileTokens / Shape::kThreads;
   float fetched[kFetched];
+  unsigned in_rows[kFetched];
+#pragma unroll
+  for (unsigned i = 0; i < kFetched; ++i) in_rows[i] = in_row_of(args, rows, rows.first + (i * Shape::kThreads + threadIdx.x) / kColumns);
   const auto fetch_activations = [&] {
 #pragma unroll
     for (unsigned i = 0; i < kFetched; ++i) {
       const unsigned at = i * Shape::kThreads + threadIdx.x;
-      const unsigned column = activations_at.column + at % kColumns, token = first_token + at / kColumns;
-      const bool valid = activations_at.leaf < args.num_leaves && column < args.num_columns && token < args.num_tokens;
-      fetched[i] = valid ? args.in[token * args.in_stride + column] : 0.0f;
+      const unsigned column = activations_at.column + at % kColumns;
+      const bool valid = activations_at.leaf < args.num_leaves && column < args.num_columns && in_rows[i] != kNoRow;
+      fetched[i] = valid ? args.in[in_rows[i] * args.in_stride + column] : 0.0f;
     }
     if (activations_at.leaf < args.num_leaves) next(activations_at);
   };
@@ -133,12 +141,12 @@ __global__ void __launch_bounds__(ExactShape<kPanels, kRows, kTokens, kTokenThre
     for (unsigned i = 0; i < kRows * kTokens; ++i) {
       float sum = sums[i / kTokens][i % kTokens];
       for (unsigned m = 1; m <= merges; ++m) sum = open[((depth - m) * kRows * kTokens + i) * Shape::kThreads] + sum;
-      const unsigned at_row = first_panel * kPanelRows + row + i / kTokens, at_token = first_token + token + i % kTokens;
+      const unsigned at_row = first_panel * kPanelRows + row + i / kTokens, at_token = rows.first + token + i % kTokens;
       if (!ends_root) {
         open[(below * kRows * kTokens + i) * Shape::kThreads] = sum;
-      } else if (at_token < args.num_tokens && at_row < args.num_rows) {
+      } else if (at_token < rows.end && at_row < args.num_rows) {
         args.out[(static_cast<std::size_t>(root) * args.num_tokens + at_token) * args.out_stride + at_row] =
-            args.bias != nullptr ? sum + args.bias[at_row] : sum;
+            rows.bias != nullptr ? sum + rows.bias[at_row] : sum;
       }
     }
     depth = ends_root ? 0 : below + 1;

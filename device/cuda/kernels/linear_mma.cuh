@@ -1,5 +1,6 @@
 #pragma once
 
+#include "device/cuda/kernels/linear_group.cuh"
 #include "device/cuda/kernels/linear_layout.cuh"
 #include "device/cuda/kernels/portable.h"
 
@@ -20,6 +21,7 @@ struct MmaLinear {
   std::uint32_t num_units = 0;
   std::uint32_t num_tokens = 0;
   std::uint32_t num_rows = 0;
+  Grouping grouping;
   bool vectors = false;  // leaves, `in` and its rows allow reads of 16 bytes
 };
 
@@ -68,10 +70,10 @@ __device__ inline void fetch_unit(unsigned char* stage, const unsigned char* uni
   }
 }
 
-/// Begins the copy of 8 columns of a token, or of zeros where the token does not exist or the columns are not of the leaf.
-__device__ inline void fetch_tokens(unsigned char* to, const MmaLinear& args, unsigned token, unsigned column, unsigned end_column) {
-  const bool exists = token < args.num_tokens;
-  const std::uint16_t* row = args.in + (exists ? token : 0) * args.in_stride;
+/// Begins the copy of 8 columns of a row of `in`, or of zeros where there is none (kNoRow) or the columns are not of the leaf.
+__device__ inline void fetch_tokens(unsigned char* to, const MmaLinear& args, unsigned in_row, unsigned column, unsigned end_column) {
+  const bool exists = in_row != kNoRow;
+  const std::uint16_t* row = args.in + (exists ? in_row : 0) * args.in_stride;
   if (args.vectors) {
     const bool valid = exists && column < end_column;
     cp_async_16_or_zero(to, row + (valid ? column : 0), valid);

@@ -22,16 +22,23 @@ struct PrefillShape {
 };
 
 /// Bytes: weights once for every 8 kTiles tokens, activations once for every 128 rows (all but the first time from L2: blocks that share
-/// weights are neighbours). Flops: 2 * rows * columns * tokens. Grid: (token tiles, groups of 4 panels), block: 128 threads.
+/// weights are neighbours). Flops: 2 * rows * columns * tokens. Grouped: the weights of those tiles that have rows. Grid: (token tiles,
+/// groups of 4 panels), block: 128 threads.
 template <DType kType, int kTiles>
 __global__ void __launch_bounds__(128, 2) linear_prefill_kernel(MmaLinear args) {
   using Shape = PrefillShape<kType, kTiles>;
   LOCKSTEP_DYNAMIC_SHARED(unsigned char, shared);
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const unsigned first_token = blockIdx.x * Shape::kTokens, panel = blockIdx.y * Shape::kWarps + warp;
+  const BlockRows rows = rows_of_block(args, Shape::kTokens);
+  if (rows.first >= rows.end) return;
+  const unsigned panel = blockIdx.y * Shape::kWarps + warp;
   const unsigned last_panel = (args.num_rows - 1) / kPanelRows;
   const unsigned char* weights =  // a warp behind the last panel goes through the motions
-      args.weights + static_cast<std::size_t>(panel < last_panel ? panel : last_panel) * args.num_units * unit_bytes(kType);
+      static_cast<const unsigned char*>(rows.weights) +
+      static_cast<std::size_t>(panel < last_panel ? panel : last_panel) * args.num_units * unit_bytes(kType);
+  unsigned in_rows[kTiles / 4];  // of which this thread fetches a part
+#pragma unroll
+  for (unsigned i = 0; i < kTiles / 4; ++i) in_rows[i] = in_row_of(args, rows, rows.first + (i * Shape::kThreads + threadIdx.x) / 4);
 
   UnitWalk ahead(args, 0, 1);
   const auto fetch_next = [&](unsigned stage) {
@@ -41,8 +48,7 @@ __global__ void __launch_bounds__(128, 2) linear_prefill_kernel(MmaLinear args) 
 #pragma unroll
       for (unsigned i = 0; i < kTiles / 4; ++i) {
         const unsigned vector = i * Shape::kThreads + threadIdx.x;
-        fetch_tokens(to + Shape::kTokensAt + vector * 16, args, first_token + vector / 4, ahead.column() + vector % 4 * 8,
-                     ahead.end_column());
+        fetch_tokens(to + Shape::kTokensAt + vector * 16, args, in_rows[i], ahead.column() + vector % 4 * 8, ahead.end_column());
       }
       ahead.next();
     }
@@ -73,13 +79,13 @@ __global__ void __launch_bounds__(128, 2) linear_prefill_kernel(MmaLinear args) 
       sum = begins ? sums[tile][n][i % 4] : sum + sums[tile][n][i % 4];
       if (!ends) continue;
       for (unsigned m = 1; m <= merges; ++m) sum = open[((depth - m) * Shape::kSums + i) * Shape::kThreads] + sum;
-      const unsigned token = first_token + n * 8 + lane % 4 * 2 + i % 2;
+      const unsigned token = rows.first + n * 8 + lane % 4 * 2 + i % 2;
       const unsigned row = panel * kPanelRows + tile * 16 + i % 4 / 2 * 8 + lane / 4;
       if (!ends_root) {
         open[(below * Shape::kSums + i) * Shape::kThreads] = sum;
-      } else if (token < args.num_tokens && row < args.num_rows) {
+      } else if (token < rows.end && row < args.num_rows) {
         args.out[(static_cast<std::size_t>(root) * args.num_tokens + token) * args.out_stride + row] =
-            args.bias != nullptr ? sum + args.bias[row] : sum;
+            rows.bias != nullptr ? sum + rows.bias[row] : sum;
       }
     }
     if (ends) depth = ends_root ? 0 : below + 1;
