@@ -41,8 +41,6 @@ std::vector<unsigned> in_order(unsigned count) {
   return order;
 }
 
-}  // namespace
-
 std::vector<float> small_numbers(const std::vector<std::size_t>& shape, std::uint32_t seed, float base) {
   std::size_t count = 1;
   for (const std::size_t axis : shape) count *= axis;
@@ -51,6 +49,8 @@ std::vector<float> small_numbers(const std::vector<std::size_t>& shape, std::uin
     values.push_back(base + 0.3f * static_cast<float>(static_cast<int>((i * 37 + seed) % 19) - 9) / 9.0f);
   return values;
 }
+
+}  // namespace
 
 SafetensorsBuilder& SafetensorsBuilder::add(const std::string& name, std::string_view type, const std::vector<std::size_t>& shape,
                                             std::string_view bytes) {

@@ -27,9 +27,6 @@ class SafetensorsBuilder {
   std::string data_;
 };
 
-/// Numbers from -0.3 to 0.3 around `base`; the same everywhere.
-std::vector<float> small_numbers(const std::vector<std::size_t>& shape, std::uint32_t seed, float base = 0.0f);
-
 /// A matrix in groups of columns, as its quantiser had it before packing: w[row][column] = (quant - zero) * scale.
 struct GroupedMatrix {
   std::size_t rows = 0;
@@ -65,7 +62,7 @@ class TwoFolders {
   const std::filesystem::path& plain() const { return plain_.path(); }
 
  protected:
-  /// A tensor that is F32 in both: small_numbers().
+  /// A tensor that is F32 in both: numbers from -0.3 to 0.3 around `base`; the same everywhere.
   void add_floats(const std::string& name, const std::vector<std::size_t>& shape, float base = 0.0f);
   void write(const std::string& packed_config, const std::string& plain_config) const;
 

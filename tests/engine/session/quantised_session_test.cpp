@@ -7,7 +7,6 @@
 
 #include "tests/support/quantised_folder.h"
 #include "tests/support/session_run.h"
-#include "tests/support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
