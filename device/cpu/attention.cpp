@@ -164,6 +164,11 @@ std::size_t AttentionRunner::begin_call() {
   return first;
 }
 
+KeysPlace AttentionRunner::keys_of(const AttentionCall& call, const Item& item) const {
+  const std::size_t table = StepBatch::first_entry(*item.sequence, call.block_table, call.cache.block_size);
+  return {batch_->block_tables.data() + table, item.kv_head, item.sequence->first_position + item.sequence->num_tokens - 1};
+}
+
 QueryBlock AttentionRunner::queries_of(const AttentionCall& call, const Item& item) const {
   const std::vector<std::uint32_t>& heads = heads_of_[item.kv_head];
   QueryBlock block;
@@ -174,8 +179,7 @@ QueryBlock AttentionRunner::queries_of(const AttentionCall& call, const Item& it
     block.positions[i] = item.sequence->first_position + static_cast<std::uint32_t>(token);
     if (call.slopes != nullptr) block.slopes[i] = call.slopes[head];
   }
-  block.block_table = batch_->block_tables.data() + StepBatch::first_entry(*item.sequence, call.block_table, call.cache.block_size);
-  block.kv_head = item.kv_head;
+  block.keys = keys_of(call, item);
   block.scale = call.scale;
   block.window = call.window;
   block.soft_cap = call.soft_cap;
@@ -213,7 +217,7 @@ void AttentionRunner::run(const AttentionCall& call, std::size_t thread) noexcep
   std::atomic<std::uint32_t>& next = counters_[call.counters];
   // From the end: the last queries of a prompt see the most keys.
   for (std::size_t i = next.fetch_add(1, std::memory_order_relaxed); i < pieces_.size(); i = next.fetch_add(1, std::memory_order_relaxed)) {
-    run_piece(call, pieces_[pieces_.size() - 1 - i], scratch);
+    run_piece(call, pieces_[pieces_.size() - 1 - i], nullptr, scratch);
   }
 }
 
@@ -221,24 +225,28 @@ void AttentionRunner::run(const AttentionCall& call, std::size_t thread) noexcep
 void AttentionRunner::run_decode(const AttentionCall& call, std::size_t thread, float* scratch) noexcept {
   const std::span<const Piece> pieces(pieces_.data() + first_piece_[thread], first_piece_[thread + 1] - first_piece_[thread]);
   const auto is_own = [&](const Piece& piece) { return owner_of_[items_[piece.item].kv_head] == thread; };
-  bool owns_all = true;
-  for (const Piece& piece : pieces) {
-    if (is_own(piece)) {
-      run_piece(call, piece, scratch);
-    } else {
-      owns_all = false;
+  const auto run_those = [&](bool own) {
+    const Piece* piece = nullptr;
+    for (const Piece& next : pieces) {
+      if (is_own(next) != own) continue;
+      if (piece != nullptr) run_piece(call, *piece, &next, scratch);
+      piece = &next;
     }
-  }
-  if (owns_all) return;
+    if (piece != nullptr) run_piece(call, *piece, nullptr, scratch);
+  };
+  run_those(true);
+  if (std::all_of(pieces.begin(), pieces.end(), is_own)) return;
   if (call.awaits) pool_.await_others(thread);
-  for (const Piece& piece : pieces) {
-    if (!is_own(piece)) run_piece(call, piece, scratch);
-  }
+  run_those(false);
 }
 
-void AttentionRunner::run_piece(const AttentionCall& call, const Piece& piece, float* scratch) noexcept {
+void AttentionRunner::run_piece(const AttentionCall& call, const Piece& piece, const Piece* next, float* scratch) noexcept {
   const Item& item = items_[piece.item];
   QueryBlock block = queries_of(call, item);
+  if (next != nullptr) {
+    block.next_keys = keys_of(call, items_[next->item]);
+    block.next_span = next->first_span;
+  }
   float* rotated = scratch + kQueryBlock * state_floats_;
   if (call.appends) {
     if (call.table != nullptr) rotate_queries(call, item, block, rotated);

@@ -86,11 +86,13 @@ class AttentionRunner {
   bool owners_divide_heads() const;
   void share_out_spans();
   void share_out_heads();
+  KeysPlace keys_of(const AttentionCall& call, const Item& item) const;
   QueryBlock queries_of(const AttentionCall& call, const Item& item) const;
   void rotate_queries(const AttentionCall& call, const Item& item, QueryBlock& block, float* rotated) const;
   void append_newest(const AttentionCall& call, const Item& item, float* rotated) const;
   void run_decode(const AttentionCall& call, std::size_t thread, float* scratch) noexcept;
-  void run_piece(const AttentionCall& call, const Piece& piece, float* scratch) noexcept;
+  /// `next`: the piece behind this one, if any.
+  void run_piece(const AttentionCall& call, const Piece& piece, const Piece* next, float* scratch) noexcept;
   void merge_spans(const AttentionCall& call, const Item& item, float* scratch) const;
   void finish(const AttentionCall& call, const Item& item, std::size_t query, const float* state, float* row) const;
 

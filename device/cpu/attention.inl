@@ -5,6 +5,10 @@
 constexpr std::size_t kGroups = kSpan / 16;  // groups of 16 keys of a span
 constexpr int kQueriesTogether = 4;
 
+/// Decode reads every key and value once, in pieces too short for a core's own prefetchers: they are asked for one phase ahead, the values
+/// of a span while its scores are computed, and the keys of the next one while the values are added up.
+LOCKSTEP_INLINE void prefetch(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
+
 LOCKSTEP_INLINE std::size_t round_up_16(std::size_t n) { return (n + 15) / 16 * 16; }
 
 /// The 16 keys, and the 16 values, of each group of the span that is being worked on, and their scales if they have such.
@@ -31,8 +35,9 @@ LOCKSTEP_INLINE KeyRange keys_of(const QueryBlock& block, std::size_t query, std
 
 template <CacheType kType, int Q, int G>
 LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, const SpanPlace& place, std::size_t first_group,
-                                  std::size_t head_dim, float* scores) {
+                                  std::size_t head_dim, bool ahead, float* scores) {
   const std::byte* const* keys = place.keys + first_group;
+  const std::byte* const* values = place.values + first_group;
   [[maybe_unused]] Floats scales[G];
   if constexpr (kHasScales<kType>) {
     LOCKSTEP_UNROLL
@@ -50,6 +55,7 @@ LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, co
     LOCKSTEP_UNROLL
     for (int g = 0; g < G; ++g) {
       k[g] = load_elements<kType>(keys[g], d * 16);
+      if (ahead) prefetch(values[g] + d * 16 * kElementBytes<kType>);
       if constexpr (kHasScales<kType>) k[g] = mul(k[g], scales[g]);
     }
     LOCKSTEP_UNROLL
@@ -104,10 +110,10 @@ LOCKSTEP_INLINE void soften(KeyRange range, float* scores, float& maximum, float
 }
 
 /// Adds p * v of the keys [from, to) to dims [dim, dim + 16 * C) of Q queries. Reads up to 15 dims behind head_dim: of the next key, or of
-/// the pad of the cache.
+/// the pad of the cache. `next`: the groups of keys to ask for, or null.
 template <CacheType kType, int Q, int C>
 LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std::uint32_t to, std::size_t head_dim, std::size_t dim,
-                                const float* probabilities, float* sums, std::size_t stride) {
+                                const float* probabilities, const std::byte* const* next, float* sums, std::size_t stride) {
   Floats o[Q][C];
   LOCKSTEP_UNROLL
   for (int q = 0; q < Q; ++q) {
@@ -120,6 +126,11 @@ LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std:
     const std::uint32_t end = (key / 16 + 1) * 16 < to ? (key / 16 + 1) * 16 : to;
     for (; key < end; ++key) {
       Floats v[C];
+      if (next != nullptr) {
+        const std::byte* same_place = next[key / 16] + (key % 16 * head_dim + dim) * kElementBytes<kType>;
+        LOCKSTEP_UNROLL
+        for (std::size_t i = 0; i < 16 * C * kElementBytes<kType>; i += 64) prefetch(same_place + i);
+      }
       LOCKSTEP_UNROLL
       for (int c = 0; c < C; ++c) {
         v[c] = load_elements<kType>(values, key % 16 * head_dim + dim + 16 * static_cast<std::size_t>(c));
@@ -142,20 +153,21 @@ LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std:
 
 template <CacheType kType, int Q>
 LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std::uint32_t to, std::size_t head_dim,
-                                const float* probabilities, float* sums, std::size_t stride) {
+                                const float* probabilities, const std::byte* const* next, float* sums, std::size_t stride) {
   constexpr int kTogether = kAccumulators >= 16 ? 4 : Q == 1 ? 4 : Q == 2 ? 2 : 1;
   if (from >= to) return;
   std::size_t dim = 0;
   for (; dim + 16 * kTogether <= round_up_16(head_dim); dim += 16 * kTogether) {
-    add_values<kType, Q, kTogether>(place, from, to, head_dim, dim, probabilities, sums, stride);
+    add_values<kType, Q, kTogether>(place, from, to, head_dim, dim, probabilities, next, sums, stride);
   }
-  for (; dim < head_dim; dim += 16) add_values<kType, Q, 1>(place, from, to, head_dim, dim, probabilities, sums, stride);
+  for (; dim < head_dim; dim += 16) add_values<kType, Q, 1>(place, from, to, head_dim, dim, probabilities, next, sums, stride);
 }
 
-/// Q queries over one span: leaves value sums, maximum, sum of p and the flag of each at `out` (`stride` floats apart).
+/// Q queries over one span: leaves value sums, maximum, sum of p and the flag of each at `out` (`stride` floats apart). `next`: the keys of
+/// the span that comes next; null: nothing is asked for ahead.
 template <CacheType kType, int Q>
 LOCKSTEP_NOINLINE void attend_span(const QueryBlock& block, std::size_t query, const SpanPlace& place, const KeyRange* ranges,
-                                   std::size_t head_dim, float* scores, float* out, std::size_t stride) {
+                                   std::size_t head_dim, const std::byte* const* next, float* scores, float* out, std::size_t stride) {
   const std::size_t padded = round_up_16(head_dim);
   std::uint32_t first = kSpan, end = 0, common_from = 0, common_to = kSpan;
   for (int q = 0; q < Q; ++q) {
@@ -169,11 +181,11 @@ LOCKSTEP_NOINLINE void attend_span(const QueryBlock& block, std::size_t query, c
   const std::size_t end_group = (end + 15) / 16;
   if constexpr (kAccumulators >= 16) {
     if (group == 0 && end_group == kGroups) {
-      score_groups<kType, Q, static_cast<int>(kGroups)>(block, query, place, 0, head_dim, scores);
+      score_groups<kType, Q, static_cast<int>(kGroups)>(block, query, place, 0, head_dim, next != nullptr, scores);
       group = kGroups;
     }
   }
-  for (; group < end_group; ++group) score_groups<kType, Q, 1>(block, query, place, group, head_dim, scores);
+  for (; group < end_group; ++group) score_groups<kType, Q, 1>(block, query, place, group, head_dim, next != nullptr, scores);
 
   for (int q = 0; q < Q; ++q) {
     float* state = out + static_cast<std::size_t>(q) * stride;
@@ -189,12 +201,12 @@ LOCKSTEP_NOINLINE void attend_span(const QueryBlock& block, std::size_t query, c
   if (common_from >= common_to) common_from = common_to = kSpan;
   for (int q = 0; q < Q; ++q) {
     const std::uint32_t to = ranges[q].to < common_from ? ranges[q].to : common_from;
-    add_values<kType, 1>(place, ranges[q].from, to, head_dim, scores + static_cast<std::size_t>(q) * kSpan,
+    add_values<kType, 1>(place, ranges[q].from, to, head_dim, scores + static_cast<std::size_t>(q) * kSpan, nullptr,
                          out + static_cast<std::size_t>(q) * stride, stride);
   }
-  add_values<kType, Q>(place, common_from, common_to, head_dim, scores, out, stride);
+  add_values<kType, Q>(place, common_from, common_to, head_dim, scores, next, out, stride);
   for (int q = 0; q < Q; ++q) {
-    add_values<kType, 1>(place, common_to, ranges[q].to, head_dim, scores + static_cast<std::size_t>(q) * kSpan,
+    add_values<kType, 1>(place, common_to, ranges[q].to, head_dim, scores + static_cast<std::size_t>(q) * kSpan, nullptr,
                          out + static_cast<std::size_t>(q) * stride, stride);
   }
 }
@@ -232,15 +244,14 @@ void finish_state(const float* state, std::size_t head_dim, const float* sink, f
 
 /// Groups that the block table does not reach stay null.
 template <CacheType kType>
-LOCKSTEP_INLINE SpanPlace place_of(const CacheView& cache, const QueryBlock& block, std::size_t span, std::uint32_t last_position) {
+LOCKSTEP_INLINE SpanPlace place_of(const CacheView& cache, const KeysPlace& at, std::size_t span) {
   SpanPlace place = {};
   place.first_position = static_cast<std::uint32_t>(span * kSpan);
   for (std::size_t g = 0; g < kGroups; ++g) {
     const std::size_t position = span * kSpan + 16 * g;
-    if (position > last_position) break;
+    if (position > at.last_position) break;
     const std::size_t offset = position % cache.block_size;
-    const std::byte* keys =
-        cache.cache + block.block_table[position / cache.block_size] * cache.block_bytes + block.kv_head * cache.head_bytes;
+    const std::byte* keys = cache.cache + at.block_table[position / cache.block_size] * cache.block_bytes + at.kv_head * cache.head_bytes;
     const std::byte* values = keys + cache.value_offset;
     place.keys[g] = keys + offset * cache.head_dim * kElementBytes<kType>;
     place.values[g] = values + offset * cache.head_dim * kElementBytes<kType>;
@@ -250,6 +261,16 @@ LOCKSTEP_INLINE SpanPlace place_of(const CacheView& cache, const QueryBlock& blo
     }
   }
   return place;
+}
+
+/// The keys that come behind those of a span: of the next one, or of what the thread does next; the same once more where there are none.
+template <CacheType kType>
+LOCKSTEP_INLINE void keys_behind(const CacheView& cache, const QueryBlock& block, const SpanPlace& place, std::size_t span, bool is_last,
+                                 const std::byte* (&next)[kGroups]) {
+  SpanPlace behind = {};
+  if (!is_last) behind = place_of<kType>(cache, block.keys, span + 1);
+  if (is_last && block.next_keys.block_table != nullptr) behind = place_of<kType>(cache, block.next_keys, block.next_span);
+  for (std::size_t g = 0; g < kGroups; ++g) next[g] = behind.keys[g] != nullptr ? behind.keys[g] : place.keys[g];
 }
 
 /// The span as a cache of fp32 has it: where many queries walk over it, its numbers are expanded once. `to`: 2 * kSpan * head_dim floats
@@ -275,16 +296,18 @@ LOCKSTEP_NOINLINE SpanPlace expand_span(const SpanPlace& place, std::size_t head
   return expanded;
 }
 
-/// All queries of the block over one span. See attend; `states` is where the first query's state of this span goes.
+/// All queries of the block over one span. See attend; `states` is where the first query's state of this span goes. `next`: see
+/// attend_span.
 template <CacheType kType>
-LOCKSTEP_INLINE void attend_queries(const QueryBlock& block, const SpanPlace& place, std::size_t span, std::size_t head_dim, float* states,
-                                    std::size_t state_stride, bool merges, float* scratch) {
+LOCKSTEP_INLINE void attend_queries(const QueryBlock& block, const SpanPlace& place, std::size_t span, std::size_t head_dim,
+                                    const std::byte* const* next, float* states, std::size_t state_stride, bool merges, float* scratch) {
   float* scores = scratch;
   float* partial = scratch + kQueriesTogether * kSpan;
   const std::size_t partial_stride = round_up_16(head_dim) + kStateExtra;  // state_stride may be that of many spans
   for (std::size_t query = 0; query < block.count;) {
     const std::size_t left = block.count - query;
     const std::size_t together = left < kQueriesTogether ? left : kQueriesTogether;
+    const std::byte* const* ahead = query == 0 ? next : nullptr;  // those behind the first find all in the cache
     KeyRange ranges[kQueriesTogether];
     bool any = false;
     for (std::size_t q = 0; q < together; ++q) {
@@ -294,10 +317,10 @@ LOCKSTEP_INLINE void attend_queries(const QueryBlock& block, const SpanPlace& pl
     float* out = merges ? partial : states + query * state_stride;
     const std::size_t stride = merges ? partial_stride : state_stride;
     if (any) {
-      if (together == 4) attend_span<kType, 4>(block, query, place, ranges, head_dim, scores, out, stride);
-      if (together == 3) attend_span<kType, 3>(block, query, place, ranges, head_dim, scores, out, stride);
-      if (together == 2) attend_span<kType, 2>(block, query, place, ranges, head_dim, scores, out, stride);
-      if (together == 1) attend_span<kType, 1>(block, query, place, ranges, head_dim, scores, out, stride);
+      if (together == 4) attend_span<kType, 4>(block, query, place, ranges, head_dim, ahead, scores, out, stride);
+      if (together == 3) attend_span<kType, 3>(block, query, place, ranges, head_dim, ahead, scores, out, stride);
+      if (together == 2) attend_span<kType, 2>(block, query, place, ranges, head_dim, ahead, scores, out, stride);
+      if (together == 1) attend_span<kType, 1>(block, query, place, ranges, head_dim, ahead, scores, out, stride);
     }
     for (std::size_t q = 0; q < together; ++q) {
       if (!any) {
@@ -316,19 +339,19 @@ LOCKSTEP_INLINE void attend_type(const CacheView& cache, const QueryBlock& block
   const std::size_t head_dim = cache.head_dim, padded = round_up_16(head_dim);
   const bool merges = span_stride == 0;
   for (std::size_t q = 0; q < block.count && merges; ++q) states[q * state_stride + padded + 2] = 0.0f;
-  std::uint32_t last_position = 0;
-  for (std::size_t q = 0; q < block.count; ++q) last_position = block.positions[q] > last_position ? block.positions[q] : last_position;
   for (std::size_t span = first_span; span < end_span; ++span) {
-    const SpanPlace place = place_of<kType>(cache, block, span, last_position);
+    const SpanPlace place = place_of<kType>(cache, block.keys, span);
+    const std::byte* next[kGroups];
+    keys_behind<kType>(cache, block, place, span, span + 1 == end_span, next);
     float* to = states + (span - first_span) * span_stride;
     if constexpr (kHasScales<kType>) {
       if (block.count > kQueriesTogether) {
         const SpanPlace expanded = expand_span<kType>(place, head_dim, scratch + kQueriesTogether * (kSpan + padded + kStateExtra));
-        attend_queries<CacheType::kFloat32>(block, expanded, span, head_dim, to, state_stride, merges, scratch);
+        attend_queries<CacheType::kFloat32>(block, expanded, span, head_dim, nullptr, to, state_stride, merges, scratch);
         continue;
       }
     }
-    attend_queries<kType>(block, place, span, head_dim, to, state_stride, merges, scratch);
+    attend_queries<kType>(block, place, span, head_dim, next, to, state_stride, merges, scratch);
   }
 }
 

@@ -78,13 +78,21 @@ struct CacheView {
   CacheType type;
 };
 
+/// The keys and values of one sequence and KV head in the cache.
+struct KeysPlace {
+  const std::uint32_t* block_table = nullptr;
+  std::size_t kv_head = 0;
+  std::uint32_t last_position = 0;
+};
+
 /// Up to kQueryBlock queries over the same keys.
 struct QueryBlock {
   const float* queries[kQueryBlock];
   std::uint32_t positions[kQueryBlock];
   std::size_t count;
-  const std::uint32_t* block_table;
-  std::size_t kv_head;
+  KeysPlace keys;
+  KeysPlace next_keys;  // what the thread attends to behind these, from span next_span on, to be asked for ahead; no table: nothing
+  std::size_t next_span = 0;
   float scale;
   std::uint32_t window;
   float soft_cap;  // 0: none
