@@ -49,6 +49,7 @@ struct Leaf {
   std::uint32_t end = 0;     // first column behind the leaf; it begins where the previous one ends
   std::uint32_t merges = 0;  // additions of the two topmost partial sums, after this leaf's own sum was pushed: below + above
   bool ends_root = false;    // the one partial sum that is left then is complete: it is the next root
+  friend bool operator==(const Leaf&, const Leaf&) = default;
 };
 
 /// What a device needs to know to take in a weight matrix: y = x W^T with W [rows, columns].

@@ -37,8 +37,8 @@ const CudaWeight& own(const Weight* weight) { return static_cast<const CudaWeigh
 
 void require_alike(const Weight* weight, const Weight* first) {
   const WeightSpec &a = weight->spec(), &b = first->spec();
-  if (a.rows != b.rows || a.columns != b.columns || a.dtype != b.dtype || a.leaves.size() != b.leaves.size())
-    throw std::invalid_argument("'" + a.name + "' and '" + b.name + "': the experts of a layer must have the same shapes and types");
+  if (a.rows != b.rows || a.columns != b.columns || a.dtype != b.dtype || a.leaves != b.leaves)
+    throw std::invalid_argument("'" + a.name + "' and '" + b.name + "': the experts of a layer must have the same shapes, types and leaves");
 }
 
 /// The most tiles that rows of experts can make.

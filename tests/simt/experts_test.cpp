@@ -351,7 +351,13 @@ TEST_F(CudaExperts, ThatDoNotFitAreRefused) {
   EXPECT_EQ(message_of({many, kPerToken, {}, floats.leaves}, 1), "the CUDA device takes at most 1024 experts in a layer, not 1025");
   std::vector<Expert> mixed{floats.experts[0], halves.experts[1]};
   EXPECT_EQ(message_of({mixed, kPerToken, {}, floats.leaves}, 1),
-            "'test.F16' and 'test.F32': the experts of a layer must have the same shapes and types");
+            "'test.F16' and 'test.F32': the experts of a layer must have the same shapes, types and leaves");
+  const StoredWeight stored = make_weight(DType::kF32, floats.hidden, kInner, {{16, 0, true}, {32, 0, true}, {kInner, 0, true}}, 301);
+  const std::unique_ptr<Weight> cut_elsewhere(load_cuda_weight(stored.spec, stored.reader()));
+  ASSERT_EQ(cut_elsewhere->spec().leaves.size(), floats.down(0).spec().leaves.size());
+  std::vector<Expert> other_leaves{floats.experts[0], {floats.experts[1].gate_up, cut_elsewhere.get()}};
+  EXPECT_EQ(message_of({other_leaves, kPerToken, {}, floats.leaves}, 1),
+            "'test.F32' and 'test.F32': the experts of a layer must have the same shapes, types and leaves");
 }
 
 }  // namespace
