@@ -17,7 +17,7 @@
 namespace lockstep::device {
 namespace {
 
-constexpr std::size_t kStride = 32;
+constexpr std::size_t kStride = kSketchGroup;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 /// The first stride from `first` on of whose values one is above `bound`, and which of them are; where fewer values are left than a stride
@@ -45,8 +45,7 @@ Stride next_portable(std::span<const float> values, std::size_t first, float bou
   const __m256 bounds = _mm256_set1_ps(bound);
   for (; first + kStride <= values.size(); first += kStride) {
     const float* at = values.data() + first;
-    const std::uint32_t above =
-        above8(at, bounds) | above8(at + 8, bounds) << 8 | above8(at + 16, bounds) << 16 | above8(at + 24, bounds) << 24;
+    const std::uint32_t above = above8(at, bounds) | above8(at + 8, bounds) << 8;
     if (above != 0) return {first, above};
   }
   return {first, 0};
@@ -180,19 +179,14 @@ void first_candidates(std::span<const float> logits, std::size_t count, std::spa
   if (count == 0) return;
   BestKeys best(logits, count, isa, keys);
   const float bound = bound_of(maxima, count, isa);
-  const float below = std::nextafter(bound, kNone);
-  // The ids of a group lie in as many cache lines as it has ids; a row has fewer lines than that, from so many candidates on.
-  constexpr std::size_t kLine = 16, kGroup = kSketchChunk / kSketchLanes;
   if (bound == kNone) {  // too few groups, or ids that are not masked
     best.take_all();
-  } else if (count * kGroup >= logits.size() / kLine) {
-    for_each_above(logits, below, isa, [&](std::size_t id) { best.take(id); });
   } else {
+    const float below = std::nextafter(bound, kNone);
     const auto take_group = [&](std::size_t group) {
-      const std::size_t chunk = group / kSketchLanes * kSketchChunk, end = std::min(chunk + kSketchChunk, logits.size());
-      for (std::size_t id = chunk + group % kSketchLanes; id < end; id += kSketchLanes) {
-        if (logits[id] >= bound) best.take(id);
-      }
+      const std::size_t first = group * kSketchGroup;
+      const auto values = logits.subspan(first, std::min(kSketchGroup, logits.size() - first));
+      for_each_above(values, below, isa, [&](std::size_t place) { best.take(first + place); });
     };
     for_each_above(maxima, below, isa, take_group);
   }
