@@ -104,6 +104,12 @@ std::size_t num_from(std::span<const float> values, float bound, Isa isa) {
   return num_from_portable(values, bound);
 }
 
+void keep_best(std::vector<std::uint64_t>& keys, std::size_t count) {
+  if (keys.size() <= count) return;
+  std::nth_element(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(count) - 1, keys.end());
+  keys.resize(count);
+}
+
 /// Keeps twice as many keys as are wanted, and drops the worse half whenever they are full: nearly every id fails the first comparison.
 class BestKeys {
  public:
@@ -119,7 +125,7 @@ class BestKeys {
     if (has_last_ && key > last_) return;
     keys_.push_back(key);
     if (keys_.size() < 2 * count_) return;
-    keep_best();
+    keep_best(keys_, count_);
     last_ = keys_[count_ - 1];
     below_ = std::nextafter(logits_[static_cast<std::uint32_t>(last_)], kNone);
     has_last_ = true;
@@ -132,16 +138,9 @@ class BestKeys {
     for_each_above(logits_.subspan(first), below_, isa_, [&](std::size_t place) { take(first + place); });
   }
 
-  void finish() {
-    if (keys_.size() > count_) keep_best();
-  }
+  void finish() { keep_best(keys_, count_); }
 
  private:
-  void keep_best() {
-    std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count_) - 1, keys_.end());
-    keys_.resize(count_);
-  }
-
   std::span<const float> logits_;
   std::size_t count_;
   Isa isa_;
@@ -177,20 +176,22 @@ void first_candidates(std::span<const float> logits, std::size_t count, std::spa
                       std::vector<std::uint64_t>& keys) {
   keys.clear();
   if (count == 0) return;
-  BestKeys best(logits, count, isa, keys);
   const float bound = bound_of(maxima, count, isa);
   if (bound == kNone) {  // too few groups, or ids that are not masked
+    BestKeys best(logits, count, isa, keys);
     best.take_all();
-  } else {
-    const float below = std::nextafter(bound, kNone);
-    const auto take_group = [&](std::size_t group) {
-      const std::size_t first = group * kSketchGroup;
-      const auto values = logits.subspan(first, std::min(kSketchGroup, logits.size() - first));
-      for_each_above(values, below, isa, [&](std::size_t place) { best.take(first + place); });
-    };
-    for_each_above(maxima, below, isa, take_group);
+    return best.finish();
   }
-  best.finish();
+  const float below = std::nextafter(bound, kNone);
+  // The logits may be far from the core. Asked for one by one they would be waited for one by one: which come next depends on them.
+  for_each_above(maxima, below, isa, [&](std::size_t group) { __builtin_prefetch(&logits[group * kSketchGroup]); });
+  for_each_above(maxima, below, isa, [&](std::size_t group) {
+    const std::size_t first = group * kSketchGroup;
+    for_each_above(logits.subspan(first, std::min(kSketchGroup, logits.size() - first)), below, isa, [&](std::size_t place) {
+      keys.push_back(candidate_key(logits[first + place], static_cast<std::uint32_t>(first + place)));
+    });
+  });
+  keep_best(keys, count);
 }
 
 }  // namespace lockstep::device

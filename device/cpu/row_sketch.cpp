@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "device/cpu/kernel_macros.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -68,14 +70,17 @@ LOCKSTEP_AVX2 Maxima maxima_avx2(const float* values, std::size_t chunks, float*
   __m256 most = _mm256_set1_ps(all.highest), group[8], checks[4];
   for (__m256& check : checks) check = _mm256_setzero_ps();
   for (const float* end = values + chunks * kChunk; values != end; values += 8 * kSketchGroup, maxima += 8) {
+    LOCKSTEP_UNROLL
     for (std::size_t i = 0; i < 8; ++i) {
       const __m256 low = _mm256_loadu_ps(values + kSketchGroup * i), high = _mm256_loadu_ps(values + kSketchGroup * i + 8);
       checks[i % 4] = _mm256_fmadd_ps(low, _mm256_setzero_ps(), _mm256_fmadd_ps(high, _mm256_setzero_ps(), checks[i % 4]));
       group[i] = _mm256_max_ps(low, high);
     }
     // Each round halves what a group still has, and brings two groups together.
+    LOCKSTEP_UNROLL
     for (std::size_t i = 0; i < 4; ++i)
       group[i] = _mm256_max_ps(_mm256_unpacklo_ps(group[2 * i], group[2 * i + 1]), _mm256_unpackhi_ps(group[2 * i], group[2 * i + 1]));
+    LOCKSTEP_UNROLL
     for (std::size_t i = 0; i < 2; ++i) {
       const __m256d a = _mm256_castps_pd(group[2 * i]), b = _mm256_castps_pd(group[2 * i + 1]);
       group[i] = _mm256_max_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
@@ -96,6 +101,7 @@ LOCKSTEP_AVX2 inline __m256 powers8(__m256 v, const Exponent& e) {
   const __m256 shifted = _mm256_fmadd_ps(d, factor, shift);
   const __m256 f = _mm256_fmsub_ps(d, factor, _mm256_sub_ps(shifted, shift));
   __m256 p = _mm256_set1_ps(kPowers[0]);
+  LOCKSTEP_UNROLL
   for (std::size_t i = 1; i < kPowers.size(); ++i) p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(kPowers[i]));
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
 }
@@ -105,8 +111,10 @@ LOCKSTEP_AVX2 double mass_avx2(const float* values, std::size_t chunks, const Ex
   __m256d total = _mm256_setzero_pd();
   for (std::size_t half = 0; half < 2 * chunks; ++half, values += kChunk / 2) {  // so that no lane has a chain of more than four
     __m256 sum[4];
+    LOCKSTEP_UNROLL
     for (std::size_t i = 0; i < 4; ++i) sum[i] = powers8(_mm256_loadu_ps(values + 8 * i), e);
     for (std::size_t at = 32; at < kChunk / 2; at += 32) {
+      LOCKSTEP_UNROLL
       for (std::size_t i = 0; i < 4; ++i) sum[i] = _mm256_add_ps(sum[i], powers8(_mm256_loadu_ps(values + at + 8 * i), e));
     }
     for (std::size_t at = 0; at < kChunk / 2; at += kSketchGroup) __builtin_prefetch(values + at + ahead);
@@ -127,13 +135,16 @@ LOCKSTEP_AVX512 Maxima maxima_avx512(const float* values, std::size_t chunks, fl
   __m512 most = _mm512_set1_ps(all.highest), group[16], checks[4];
   for (__m512& check : checks) check = _mm512_setzero_ps();
   for (const float* end = values + chunks * kChunk; values != end; values += kChunk, maxima += 16) {
+    LOCKSTEP_UNROLL
     for (std::size_t i = 0; i < 16; ++i) {
       group[i] = _mm512_loadu_ps(values + kSketchGroup * i);
       checks[i % 4] = _mm512_fmadd_ps(group[i], _mm512_setzero_ps(), checks[i % 4]);
     }
+    LOCKSTEP_UNROLL
     for (std::size_t i = 0; i < 8; ++i)
       group[i] = max16(_mm512_maskz_unpacklo_ps(0xFFFF, group[2 * i], group[2 * i + 1]),
                        _mm512_maskz_unpackhi_ps(0xFFFF, group[2 * i], group[2 * i + 1]));
+    LOCKSTEP_UNROLL
     for (std::size_t i = 0; i < 4; ++i) {
       const __m512d a = _mm512_castps_pd(group[2 * i]), b = _mm512_castps_pd(group[2 * i + 1]);
       group[i] = max16(_mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xFF, a, b)), _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xFF, a, b)));
@@ -154,6 +165,7 @@ LOCKSTEP_AVX512 inline __m512 powers16(__m512 v, const Exponent& e) {
   const __m512 shifted = _mm512_fmadd_ps(d, factor, shift);
   const __m512 f = _mm512_fmsub_ps(d, factor, _mm512_sub_ps(shifted, shift));
   __m512 p = _mm512_set1_ps(kPowers[0]);
+  LOCKSTEP_UNROLL
   for (std::size_t i = 1; i < kPowers.size(); ++i) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kPowers[i]));
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_maskz_slli_epi32(0xFFFF, _mm512_castps_si512(shifted), 23)));
 }
@@ -162,8 +174,10 @@ LOCKSTEP_AVX512 double mass_avx512(const float* values, std::size_t chunks, cons
   __m512d total = _mm512_setzero_pd();
   for (std::size_t chunk = 0; chunk < chunks; ++chunk, values += kChunk) {
     __m512 sum[4];
+    LOCKSTEP_UNROLL
     for (std::size_t i = 0; i < 4; ++i) sum[i] = powers16(_mm512_loadu_ps(values + 16 * i), e);
     for (std::size_t at = 64; at < kChunk; at += 64) {
+      LOCKSTEP_UNROLL
       for (std::size_t i = 0; i < 4; ++i) sum[i] = _mm512_add_ps(sum[i], powers16(_mm512_loadu_ps(values + at + 16 * i), e));
     }
     for (std::size_t at = 0; at < kChunk; at += kSketchGroup) __builtin_prefetch(values + at + ahead);

@@ -76,12 +76,12 @@ void SelectionMerge::find_known(std::size_t row, bool best, std::span<const Logi
           read_at<device::Candidate>(of_rank_[rank], layouts_[rank].candidates_offset() + (first + i) * sizeof(device::Candidate));
       const auto id = static_cast<std::uint32_t>(found.id + shares_[rank].begin);
       const float logit = changes.empty() ? found.logit : changed(found.logit, id, changes);
-      known.push_back({logit, found.logit, id});
-      last_of_rank = std::max(last_of_rank, device::candidate_key(logit, id));
+      known.emplace_back(logit, found.logit, id);
+      last_of_rank = std::max(last_of_rank, known.back().key);
     }
     if (count < shares_[rank].size()) last = std::min(last, last_of_rank);
   }
-  if (shares_.size() > 1) std::erase_if(known, [last](const auto& each) { return device::candidate_key(each.logit, each.id) > last; });
+  if (shares_.size() > 1) std::erase_if(known, [last](const auto& each) { return each.key > last; });
 }
 
 void SelectionMerge::begin(std::span<const std::byte> gathered, std::span<const SelectionRow> rows, std::span<const LogitChange> changes,

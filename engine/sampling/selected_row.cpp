@@ -13,9 +13,7 @@ constexpr float kLift = 0x1p100f;  // above the logits of any model; where one i
 void FirstCandidates::order_up_to(std::size_t count) const {
   constexpr std::size_t kFirst = 16, kGrowth = 4;
   const auto place = [this](std::size_t index) { return candidates_.begin() + static_cast<std::ptrdiff_t>(index); };
-  const auto before = [](const Candidate& a, const Candidate& b) {
-    return device::candidate_key(a.logit, a.id) < device::candidate_key(b.logit, b.id);
-  };
+  const auto before = [](const Candidate& a, const Candidate& b) { return a.key < b.key; };
   const std::size_t end = std::min(std::max(count, std::max(kFirst, kGrowth * num_ordered_)), candidates_.size());
   if (end < candidates_.size()) std::nth_element(place(num_ordered_), place(end), candidates_.end(), before);
   std::sort(place(num_ordered_), place(end), before);
