@@ -39,8 +39,9 @@ struct SketchedMass {
   }
 };
 
-/// What a selection says of a row (SelectionLayout): its changed logits are finite or masked; its mass is that of a sketch.
-inline constexpr std::uint32_t kIsFinite = 1, kIsSketched = 2;
+/// What a selection says of a row (SelectionLayout): its changed logits are finite or masked; its mass is that of a sketch; and in the bits
+/// above, how many of its candidates were left out, since the others cover enough.
+inline constexpr std::uint32_t kIsFinite = 1, kIsSketched = 2, kLeftOutShift = 2;
 
 /// Whether kMassError holds for exponentials of this scale.
 bool can_sketch_mass(double scale);

@@ -33,11 +33,14 @@ void CpuSelection::over_rows(std::size_t num_rows, const Op& op) {
 
 void CpuSelection::expect(std::span<const SelectionRow> selection, std::size_t num_rows, std::size_t columns) {
   expected_.assign(num_rows, {});
+  bool is_any = false;
   for (const SelectionRow& row : selection) {
-    if (row.num_changes == 0 && row.row < num_rows) expected_[row.row] = {sketches_mass(row) ? row.scale : 0.0, true};
+    if (row.num_changes != 0 || row.row >= num_rows) continue;
+    expected_[row.row] = {sketches_mass(row) ? row.scale : 0.0, true};
+    is_any = true;
   }
   sketched_.assign(num_rows * pool_.size(), {});
-  if (!selection.empty()) sketched_maxima_.resize(std::max(sketched_maxima_.size(), num_rows * num_groups(columns)));
+  if (is_any) sketched_maxima_.resize(std::max(sketched_maxima_.size(), num_rows * num_groups(columns)));
   num_groups_ = num_groups(columns);
 }
 
@@ -110,6 +113,21 @@ void CpuSelection::keep_sketched_mass(double mass, std::size_t first) {
   sums_[first] = mass;
 }
 
+/// How many of the first candidates cover enough of the mass, or hardly more; at most `most`.
+std::size_t CpuSelection::num_covering(std::span<const float> row, std::size_t most, std::span<const float> maxima,
+                                       const SketchedMass& mass, const SelectionRow& wanted, std::size_t thread) {
+  constexpr std::size_t kFewest = 16, kGrowth = 4;
+  const double enough = wanted.covered * mass.mass * (1.0 + 2.0 * kMassError);  // also if the mass is as large as it may be
+  std::vector<float>& logits = found_logits_[thread];
+  for (std::size_t count = kFewest; count < most; count *= kGrowth) {
+    first_candidates(row, count, maxima, isa_, keys_[thread]);
+    logits.clear();
+    for (const std::uint64_t key : keys_[thread]) logits.push_back(row[static_cast<std::uint32_t>(key)]);
+    if (sum_of_exponentials(logits, mass.maximum, wanted.scale, isa_) >= enough) return count;
+  }
+  return most;
+}
+
 /// Only their ids: the logits may be changed ones.
 void CpuSelection::find_candidates(std::span<const float> row, std::size_t count, std::span<const float> maxima, std::size_t first,
                                    std::size_t thread) {
@@ -129,7 +147,7 @@ double CpuSelection::sketch_changed_row(std::span<const float> row, float maximu
 }
 
 void CpuSelection::finish_row(float* row, std::size_t columns, const SelectionRow& wanted, std::size_t index, float changed_maximum,
-                              float maximum, std::size_t thread) {
+                              float maximum, bool has_all_ids, std::size_t thread) {
   const SelectionLayout::Row& place = layout_.rows()[index];
   const std::span<const float> logits(row, columns);
   const double scale = sketches_mass(wanted) ? wanted.scale : 0.0;
@@ -149,11 +167,15 @@ void CpuSelection::finish_row(float* row, std::size_t columns, const SelectionRo
   } else if (wanted.scale != 0.0) {
     sum_runs(logits, changed_maximum, wanted.scale, place.sums);
   }
-  find_candidates(logits, place.num_candidates, maxima, place.candidates, thread);
+  std::size_t num_candidates = place.num_candidates;
+  if (has_all_ids && scale != 0.0 && wanted.covered > 0.0)
+    num_candidates = num_covering(logits, num_candidates, maxima, {changed_maximum, mass}, wanted, thread);
+  flags_[index] |= static_cast<std::uint32_t>(place.num_candidates - num_candidates) << kLeftOutShift;
+  find_candidates(logits, num_candidates, maxima, place.candidates, thread);
   for (std::size_t i = first_changes_[index]; i < first_changes_[index + 1]; ++i) row[changes_[i].id] = saved_[i];
   if (wanted.log_sum == LogSum::kOwn) sum_runs(logits, maximum, 1.0, place.log_sums);
   find_candidates(logits, place.num_best, {}, place.best, thread);
-  for (std::size_t i = 0; i < place.num_candidates; ++i) {
+  for (std::size_t i = 0; i < num_candidates; ++i) {
     Candidate& candidate = candidates_[place.candidates + i];
     candidate.logit = row[candidate.id];
   }
@@ -170,7 +192,8 @@ void CpuSelection::finish(float* logits, std::size_t columns, const Selection& s
       changed_maximum = std::max(changed_maximum, maxima[2 * (rank * num_rows + index)]);
       maximum = std::max(maximum, maxima[2 * (rank * num_rows + index) + 1]);
     }
-    finish_row(logits + selection.rows[index].row * columns, columns, selection.rows[index], index, changed_maximum, maximum, thread);
+    finish_row(logits + selection.rows[index].row * columns, columns, selection.rows[index], index, changed_maximum, maximum,
+               num_ranks == 1, thread);
   });
 }
 

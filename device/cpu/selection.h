@@ -16,7 +16,7 @@ namespace lockstep::device::cpu {
 /// Selection on the CPU device: see Device::begin_selection. Rows are spread over the threads of the pool.
 class CpuSelection {
  public:
-  CpuSelection(ThreadPool& pool, Isa isa) : pool_(pool), isa_(isa), keys_(pool.size()), maxima_(pool.size()) {}
+  CpuSelection(ThreadPool& pool, Isa isa) : pool_(pool), isa_(isa), keys_(pool.size()), maxima_(pool.size()), found_logits_(pool.size()) {}
 
   void prepare(std::span<const SegmentRun> runs) { runs_.assign(runs.begin(), runs.end()); }
 
@@ -41,10 +41,12 @@ class CpuSelection {
  private:
   float change_row(float* row, std::size_t columns, float top, std::size_t index);
   void finish_row(float* row, std::size_t columns, const SelectionRow& wanted, std::size_t index, float changed_maximum, float maximum,
-                  std::size_t thread);
+                  bool has_all_ids, std::size_t thread);
   void sum_runs(std::span<const float> row, float maximum, double scale, std::size_t first);
   void keep_sketched_mass(double mass, std::size_t first);
   double sketch_changed_row(std::span<const float> row, float maximum, double scale, std::vector<float>& maxima);
+  std::size_t num_covering(std::span<const float> row, std::size_t most, std::span<const float> maxima, const SketchedMass& mass,
+                           const SelectionRow& wanted, std::size_t thread);
   void find_candidates(std::span<const float> row, std::size_t count, std::span<const float> maxima, std::size_t first, std::size_t thread);
   template <class Op>
   void over_rows(std::size_t num_rows, const Op& op);
@@ -62,6 +64,7 @@ class CpuSelection {
   std::span<std::uint32_t> flags_;                // [rows]
   std::vector<std::vector<std::uint64_t>> keys_;  // [threads]
   std::vector<std::vector<float>> maxima_;        // [threads]: of the groups of a row
+  std::vector<std::vector<float>> found_logits_;  // [threads]
 
   struct Expected {
     double scale = 0.0;  // of the mass; 0: it is not wanted

@@ -39,6 +39,7 @@ device::SelectionRow selection_row(const SamplingParams& params, std::span<const
     row.scale = 1.0 / static_cast<double>(params.temperature);
     // Where top_k leaves all that is not masked, the candidates are all of it.
     if (has_top_k || (params.top_p >= 1.0f && params.min_p > 0.0f)) row.scale = 0.0;
+    if (row.scale != 0.0 && params.top_p < 1.0f && params.logprobs < 0) row.covered = static_cast<double>(params.top_p);
   }
   if (params.logprobs >= 0) {
     row.log_sum = changes.empty() && row.scale == 1.0 ? device::LogSum::kIsMass : device::LogSum::kOwn;

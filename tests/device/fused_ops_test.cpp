@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "device/cpu/row_sketch.h"
 #include "tests/device/reference.h"
 
 namespace lockstep::device {
@@ -132,6 +133,55 @@ TEST(LinearTop, BeginsWithTheSelectionThatFollows) {
         return keys;
       };
       for (const SelectionLayout::Row& row : layout.rows()) EXPECT_EQ(keys_of(found, row), keys_of(expected, row)) << ids << " ids";
+    }
+  }
+}
+
+/// One rank knows the mass of the whole row: it gives a first part of the order that covers what was asked for, or all that there may be.
+TEST(Selection, GivesNoMoreCandidatesThanCoverEnough) {
+  constexpr std::size_t kIds = 3000, kMost = 256;
+  std::vector<std::vector<float>> kinds(5, std::vector<float>(kIds, 1.5f));  // the first one is all ties
+  kinds[1][1234] = 40.0f;
+  kinds[2] = random_floats(kIds, 4, 3.0f);
+  for (std::size_t id = 0; id < kIds; ++id) kinds[3][id] = static_cast<float>(id % 40) * -0.5f;
+  for (std::size_t id = 0; id < kIds; ++id) kinds[4][id] = -0.02f * static_cast<float>(id);
+  for (const CpuOptions& options : all_options()) {
+    const auto device = make_cpu_device(options);
+    const std::vector<SegmentRun> runs = segment_runs(0, (kIds + kVocabularySegment - 1) / kVocabularySegment);
+    device->prepare_selection(1, runs);
+    for (std::vector<float> logits : kinds) {
+      const Matrix matrix{logits.data(), kIds, 1, Activation::kFloat32};
+      std::vector<std::uint64_t> order;
+      for (std::uint32_t id = 0; id < kIds; ++id) order.push_back(candidate_key(logits[id], id));
+      std::sort(order.begin(), order.end());
+      const float top = logits[static_cast<std::uint32_t>(order[0])];
+      for (const double scale : {0.01, 1.25, 1000.0, 1e7}) {
+        for (const double covered : {0.1, 0.9, 0.999}) {
+          const SelectionRow row{.scale = scale, .covered = covered, .num_candidates = kMost};
+          std::vector<float> maxima(2);
+          device->top_of_rows(matrix, 1);
+          device->begin_selection(matrix, {{&row, 1}, {}}, 0, 1, maxima.data());
+          device->finish_selection(matrix, {{&row, 1}, {}}, 1, maxima.data());
+          const std::span<const std::byte> found = device->read_selection();
+          SelectionLayout layout;
+          layout.reset({&row, 1}, kIds, runs.size());
+          std::uint32_t flags = 0;
+          std::memcpy(&flags, found.data() + layout.flags_offset(), sizeof flags);
+          std::vector<Candidate> candidates(kMost - (flags >> kLeftOutShift));
+          std::memcpy(candidates.data(), found.data() + layout.candidates_offset(), candidates.size() * sizeof(Candidate));
+          std::vector<std::uint64_t> keys;
+          double mass = 0.0;
+          for (const Candidate& candidate : candidates) {
+            keys.push_back(candidate_key(candidate.logit, candidate.id));
+            mass += weight_of(candidate.logit, top, scale);
+          }
+          std::sort(keys.begin(), keys.end());
+          EXPECT_TRUE(std::equal(keys.begin(), keys.end(), order.begin())) << "scale " << scale << ", covered " << covered;
+          if (candidates.size() < kMost) {
+            EXPECT_GE(mass, covered * sum_of_exponentials(logits, top, scale, Isa::kPortable) * (1.0 + kMassError));
+          }
+        }
+      }
     }
   }
 }
