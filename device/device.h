@@ -363,7 +363,10 @@ class Device {
   /// Finds the top of each row of logits; read_tops() then has them.
   virtual void top_of_rows(const Matrix& logits, std::size_t num_rows) = 0;
   /// linear with one root into all columns of `logits`, and top_of_rows of it, which a device may do while the products are at hand.
-  virtual void linear_top(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& logits) {
+  /// @param selection  the rows of the selection that will follow, if one does: a device may begin with them as well
+  virtual void linear_top(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& logits,
+                          std::span<const SelectionRow> selection) {
+    static_cast<void>(selection);
     linear(in, num_rows, weight, bias, logits);
     top_of_rows(logits, num_rows);
   }

@@ -40,9 +40,10 @@ enum class LogSum : std::uint32_t { kNone = 0, kOwn = 1, kIsMass = 2 };
 /// What is wanted of one row of logits.
 struct SelectionRow {
   double scale = 0.0;                // of the exponentials of the changed row; 0: their sum is not wanted
+  double covered = 0.0;              // the part of that sum that candidates have to have; 0: as many are wanted as there may be
   std::uint32_t row = 0;             // of the logits of the step
   std::uint32_t num_changes = 0;     // of its logits: the next ones of Selection::changes, ids ascending
-  std::uint32_t num_candidates = 0;  // of the changed row, at least 1
+  std::uint32_t num_candidates = 0;  // of the changed row, at least 1; a device that has all ids may give fewer, once they cover enough
   std::uint32_t num_best = 0;        // of the row as it is
   LogSum log_sum = LogSum::kNone;    // the sum of the exponentials of the row as it is, scale 1
   std::uint32_t num_masked = 0;      // of its changes, those that mask
@@ -97,7 +98,8 @@ class SelectionLayout {
   std::size_t num_sums() const { return num_sums_; }
   std::size_t num_candidates() const { return num_candidates_; }
   std::size_t num_runs() const { return num_runs_; }
-  /// The block: sums, then candidates, then for each row flags: kIsFinite and kIsSketched of device/cpu/row_sketch.h (GPUs sketch nothing).
+  /// The block: sums, then candidates, then for each row flags: those of device/cpu/row_sketch.h (GPUs sketch nothing,
+  /// and leave nothing out).
   std::size_t candidates_offset() const { return num_sums_ * sizeof(double); }
   std::size_t flags_offset() const { return candidates_offset() + num_candidates_ * sizeof(Candidate); }
   std::size_t size_bytes() const { return (flags_offset() + rows_.size() * sizeof(std::uint32_t) + 7) / 8 * 8; }

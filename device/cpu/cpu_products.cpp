@@ -44,6 +44,7 @@ void CpuDevice::linear(const Matrix& in, std::size_t num_rows, const Weight& wei
 void CpuDevice::top_of_rows(const Matrix& logits, std::size_t num_rows) {
   const float* rows = floats_of(logits, num_rows);
   const LinearWeight* own = shares_of_product(logits, num_rows, 1);
+  selection_.expect({}, num_rows, logits.columns);
   tops_.resize(num_rows * pool_.size());
   submit({{logits.data, Use::kRead, own}}, [=, this, n = logits.columns](std::size_t thread) {
     Share columns = share_of(n, thread, pool_.size());
@@ -60,14 +61,26 @@ Top CpuDevice::top_of_columns(const float* row, std::size_t first, std::size_t e
   return top;
 }
 
+/// Sketches these columns of a row of logits. Returns their top. @param to_next  from this row to the one that is looked at next
+Top CpuDevice::sketch(std::size_t thread, const float* row, std::size_t t, Share columns, std::size_t to_next) {
+  Top top;
+  for (std::size_t first = columns.first; first < columns.end; first += kSketchPart) {
+    const std::span<const float> part(row + first, std::min(kSketchPart, columns.end - first));
+    top = higher(top, selection_.sketch(thread, t, first, part, part.data() + to_next));
+  }
+  return top;
+}
+
 /// A thread's share in steps whose products stay in the core's own cache until their tops are found.
-void CpuDevice::linear_top(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& logits) {
+void CpuDevice::linear_top(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& logits,
+                           std::span<const SelectionRow> selection) {
   constexpr std::size_t kStepBytes = std::size_t{512} << 10, kTogether = 16;  // panels of floats are packed in fours
   const LinearWeight& w = static_cast<const LinearWeight&>(weight);
   if (w.num_parts() != 1 || w.num_roots() != 1 || w.spec().rows != logits.columns)
-    return Device::linear_top(in, num_rows, weight, bias, logits);
+    return Device::linear_top(in, num_rows, weight, bias, logits, selection);
   float* to = begin_product(in, num_rows, w, bias, logits, 0);
   tops_.assign(num_rows * pool_.size(), Top{});
+  selection_.expect(selection, num_rows, logits.columns);
   if (num_rows == 0) return;
   const std::size_t step = std::max<std::size_t>(kStepBytes / (num_rows * kLanes * sizeof(float)) / kTogether, 1) * kTogether;
   const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
@@ -83,7 +96,9 @@ void CpuDevice::linear_top(const Matrix& in, std::size_t num_rows, const Weight&
       kernels_.linear(args, w.part(0).share(thread) + (panel - begin) * shape.panel_bytes(), panel, next, scratch_[thread].data());
       for (std::size_t t = 0; t < num_rows; ++t) {
         Top& top = tops_[t * pool_.size() + thread];
-        top = higher(top, top_of_columns(to + t * stride, panel * kLanes, std::min(next * kLanes, shape.rows)));
+        const Share columns{panel * kLanes, std::min(next * kLanes, shape.rows)};
+        top = higher(top, selection_.expects(t) ? sketch(thread, to + t * stride, t, columns, t + 1 < num_rows ? stride : 0)
+                                                : top_of_columns(to + t * stride, columns.first, columns.end));
       }
     }
   });

@@ -120,7 +120,8 @@ class CpuDevice final : public Device {
                const Gating& gating, std::span<const Leaf> leaves, const Matrix& out) override;
   void convert(const Matrix& x, std::size_t num_rows, const Matrix& out) override;
   void top_of_rows(const Matrix& logits, std::size_t num_rows) override;
-  void linear_top(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& logits) override;
+  void linear_top(const Matrix& in, std::size_t num_rows, const Weight& weight, const float* bias, const Matrix& logits,
+                  std::span<const SelectionRow> selection) override;
   void read_tops(std::span<Top> tops) override;
   void prepare_selection(std::size_t, std::span<const SegmentRun> runs) override { selection_.prepare(runs); }
   void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override;
@@ -200,6 +201,7 @@ class CpuDevice final : public Device {
   Top top_of_row(std::size_t row) const;
   /// The top of columns [first, end) of a row of logits.
   Top top_of_columns(const float* row, std::size_t first, std::size_t end) const;
+  Top sketch(std::size_t thread, const float* row, std::size_t t, Share columns, std::size_t to_next);
 
   template <class Op>
   void submit(std::initializer_list<Access> accesses, const Op& op) {

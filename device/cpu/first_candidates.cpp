@@ -17,7 +17,7 @@
 namespace lockstep::device {
 namespace {
 
-constexpr std::size_t kStride = 32;
+constexpr std::size_t kStride = kSketchGroup;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 /// The first stride from `first` on of whose values one is above `bound`, and which of them are; where fewer values are left than a stride
@@ -45,8 +45,7 @@ Stride next_portable(std::span<const float> values, std::size_t first, float bou
   const __m256 bounds = _mm256_set1_ps(bound);
   for (; first + kStride <= values.size(); first += kStride) {
     const float* at = values.data() + first;
-    const std::uint32_t above =
-        above8(at, bounds) | above8(at + 8, bounds) << 8 | above8(at + 16, bounds) << 16 | above8(at + 24, bounds) << 24;
+    const std::uint32_t above = above8(at, bounds) | above8(at + 8, bounds) << 8;
     if (above != 0) return {first, above};
   }
   return {first, 0};
@@ -105,6 +104,12 @@ std::size_t num_from(std::span<const float> values, float bound, Isa isa) {
   return num_from_portable(values, bound);
 }
 
+void keep_best(std::vector<std::uint64_t>& keys, std::size_t count) {
+  if (keys.size() <= count) return;
+  std::nth_element(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(count) - 1, keys.end());
+  keys.resize(count);
+}
+
 /// Keeps twice as many keys as are wanted, and drops the worse half whenever they are full: nearly every id fails the first comparison.
 class BestKeys {
  public:
@@ -120,7 +125,7 @@ class BestKeys {
     if (has_last_ && key > last_) return;
     keys_.push_back(key);
     if (keys_.size() < 2 * count_) return;
-    keep_best();
+    keep_best(keys_, count_);
     last_ = keys_[count_ - 1];
     below_ = std::nextafter(logits_[static_cast<std::uint32_t>(last_)], kNone);
     has_last_ = true;
@@ -133,16 +138,9 @@ class BestKeys {
     for_each_above(logits_.subspan(first), below_, isa_, [&](std::size_t place) { take(first + place); });
   }
 
-  void finish() {
-    if (keys_.size() > count_) keep_best();
-  }
+  void finish() { keep_best(keys_, count_); }
 
  private:
-  void keep_best() {
-    std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count_) - 1, keys_.end());
-    keys_.resize(count_);
-  }
-
   std::span<const float> logits_;
   std::size_t count_;
   Isa isa_;
@@ -178,25 +176,22 @@ void first_candidates(std::span<const float> logits, std::size_t count, std::spa
                       std::vector<std::uint64_t>& keys) {
   keys.clear();
   if (count == 0) return;
-  BestKeys best(logits, count, isa, keys);
   const float bound = bound_of(maxima, count, isa);
-  const float below = std::nextafter(bound, kNone);
-  // The ids of a group lie in as many cache lines as it has ids; a row has fewer lines than that, from so many candidates on.
-  constexpr std::size_t kLine = 16, kGroup = kSketchChunk / kSketchLanes;
   if (bound == kNone) {  // too few groups, or ids that are not masked
+    BestKeys best(logits, count, isa, keys);
     best.take_all();
-  } else if (count * kGroup >= logits.size() / kLine) {
-    for_each_above(logits, below, isa, [&](std::size_t id) { best.take(id); });
-  } else {
-    const auto take_group = [&](std::size_t group) {
-      const std::size_t chunk = group / kSketchLanes * kSketchChunk, end = std::min(chunk + kSketchChunk, logits.size());
-      for (std::size_t id = chunk + group % kSketchLanes; id < end; id += kSketchLanes) {
-        if (logits[id] >= bound) best.take(id);
-      }
-    };
-    for_each_above(maxima, below, isa, take_group);
+    return best.finish();
   }
-  best.finish();
+  const float below = std::nextafter(bound, kNone);
+  // The logits may be far from the core. Asked for one by one they would be waited for one by one: which come next depends on them.
+  for_each_above(maxima, below, isa, [&](std::size_t group) { __builtin_prefetch(&logits[group * kSketchGroup]); });
+  for_each_above(maxima, below, isa, [&](std::size_t group) {
+    const std::size_t first = group * kSketchGroup;
+    for_each_above(logits.subspan(first, std::min(kSketchGroup, logits.size() - first)), below, isa, [&](std::size_t place) {
+      keys.push_back(candidate_key(logits[first + place], static_cast<std::uint32_t>(first + place)));
+    });
+  });
+  keep_best(keys, count);
 }
 
 }  // namespace lockstep::device

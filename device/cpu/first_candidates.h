@@ -12,7 +12,7 @@ namespace lockstep::device {
 
 /// The keys (candidate_key) of the first `count` ids in the order of candidates, in no order of their own. The vocabulary is never sorted.
 /// NaNs may be left out. Overwrites `keys`, keeping its capacity.
-/// @param maxima  those of a RowSketch of the row: only groups that have candidates are looked at. Empty: one pass over all.
+/// @param maxima  of the groups of the row (row_sketch.h): only those that have candidates are looked at. Empty: one pass over all.
 void first_candidates(std::span<const float> logits, std::size_t count, std::span<const float> maxima, Isa isa,
                       std::vector<std::uint64_t>& keys);
 

@@ -2,35 +2,59 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
-#include <vector>
 
 #include "device/cpu/isa.h"
+#include "device/cpu/vocabulary_sum.h"
 
 namespace lockstep::device {
 
-/// Of every chunk of so many ids 16 groups are known by their largest logit: those whose ids are equal modulo 16.
-inline constexpr std::size_t kSketchChunk = 256, kSketchLanes = 16;
+/// What one cheap look at a row of logits, or at a part of one, tells: enough to find its first candidates without reading all of it again,
+/// and to decide nearly every draw as the exact sum (vocabulary_sum.h) would. Of every group of so many ids the largest logit is kept; a
+/// cache line holds a group, and the rows of a panel of weights are one.
+inline constexpr std::size_t kSketchGroup = 16;
 
-/// The mass of a sketch is off by at most this part of the sum over the whole vocabulary. Per term: v - maximum rounded once (at most 40 *
-/// 2^-24 of a term that matters: those below e^-40 do not), the polynomial and its roundings (5e-7), sums of 256 (3e-7).
+/// A part is looked at twice, so it is best no longer than what the first level of cache holds.
+inline constexpr std::size_t kSketchPart = 4096;
+
+/// The mass of a sketch is off by at most this part of the sum that it stands for. Per term: v - maximum and the factor of the exponent
+/// rounded once (each at most 40 * 2^-24 of a term that matters: those below e^-40 of the part's largest do not), the polynomial and its
+/// roundings (4e-7), sums of 256 (3e-7); the parts are put together in fp64. All terms are positive, so what holds for each part holds for
+/// all together, whichever maximum each is relative to.
 inline constexpr double kMassError = 0x1p-17;
 
-/// What one cheap pass over a row, or over a rank's part of one, tells: enough to find its first candidates without looking at all of it
-/// again, and to decide nearly every draw as the exact sum (vocabulary_sum.h) would.
-struct RowSketch {
-  std::vector<float> maxima;  // [chunks][16]; the last chunk may be short: -infinity where a group has no id
-  double mass = 0.0;          // about the sum of exp((value - maximum) * scale)
+/// The largest of some logits, and about the sum of exp((logit - maximum) * scale) over them.
+struct SketchedMass {
+  float maximum = -std::numeric_limits<float>::infinity();  // nothing, or nothing that is not masked
+  double mass = 0.0;
+
+  /// The same sum relative to a maximum that is not lower. @pre scale > 0
+  double relative_to(float higher, double scale) const { return mass == 0.0 ? 0.0 : mass * weight_of(maximum, higher, scale); }
+  /// Takes in what stands beside it. @param scale  0: masses are not wanted
+  void add(const SketchedMass& other, double scale) {
+    const float higher = other.maximum > maximum ? other.maximum : maximum;
+    if (scale != 0.0) mass = relative_to(higher, scale) + other.relative_to(higher, scale);
+    maximum = higher;
+  }
 };
 
-/// What a selection says of a row (SelectionLayout): its changed logits are finite or masked; its mass is that of a sketch.
-inline constexpr std::uint32_t kIsFinite = 1, kIsSketched = 2;
+/// What a selection says of a row (SelectionLayout): its changed logits are finite or masked; its mass is that of a sketch; and in the bits
+/// above, how many of its candidates were left out, since the others cover enough.
+inline constexpr std::uint32_t kIsFinite = 1, kIsSketched = 2, kLeftOutShift = 2;
 
 /// Whether kMassError holds for exponentials of this scale.
 bool can_sketch_mass(double scale);
 
-/// @param maximum  of the whole vocabulary
+struct SketchedPart {
+  SketchedMass mass;
+  bool finite = true;  // all values; if not, the rest is of no use
+};
+
+/// Sketches one part of a row, at most kSketchPart values for speed.
 /// @param scale    0: only the maxima are wanted. @pre can_sketch_mass(scale)
-void sketch_row(std::span<const float> values, float maximum, double scale, Isa isa, RowSketch& sketch);
+/// @param maxima   [groups] of them, the last may be short. A NaN may be passed over.
+/// @param next     where as many values will be read next, or null
+SketchedPart sketch_part(std::span<const float> values, double scale, Isa isa, float* maxima, const float* next = nullptr);
 
 }  // namespace lockstep::device

@@ -9,6 +9,14 @@
 #include "device/cpu/vocabulary_sum.h"
 
 namespace lockstep::device::cpu {
+namespace {
+
+/// A mass that is reported as the sum of the row has to be exact.
+bool sketches_mass(const SelectionRow& wanted) { return wanted.log_sum != LogSum::kIsMass && can_sketch_mass(wanted.scale); }
+
+std::size_t num_groups(std::size_t columns) { return (columns + kSketchGroup - 1) / kSketchGroup; }
+
+}  // namespace
 
 /// op(thread, index) for every row of the selection.
 template <class Op>
@@ -21,6 +29,33 @@ void CpuSelection::over_rows(std::size_t num_rows, const Op& op) {
     const std::size_t end = num_rows * (thread + 1) / pool_.size();
     for (std::size_t row = num_rows * thread / pool_.size(); row < end; ++row) op(thread, row);
   });
+}
+
+void CpuSelection::expect(std::span<const SelectionRow> selection, std::size_t num_rows, std::size_t columns) {
+  expected_.assign(num_rows, {});
+  bool is_any = false;
+  for (const SelectionRow& row : selection) {
+    if (row.num_changes != 0 || row.row >= num_rows) continue;
+    expected_[row.row] = {sketches_mass(row) ? row.scale : 0.0, true};
+    is_any = true;
+  }
+  sketched_.assign(num_rows * pool_.size(), {});
+  if (is_any) sketched_maxima_.resize(std::max(sketched_maxima_.size(), num_rows * num_groups(columns)));
+  num_groups_ = num_groups(columns);
+}
+
+Top CpuSelection::sketch(std::size_t thread, std::size_t row, std::size_t first, std::span<const float> part, const float* next) {
+  const double scale = expected_[row].scale;
+  float* maxima = sketched_maxima_.data() + row * num_groups_ + first / kSketchGroup;
+  const SketchedPart found = sketch_part(part, scale, isa_, maxima, next);
+  SketchedMass& so_far = sketched_[row * pool_.size() + thread];
+  const bool is_higher = found.mass.maximum > so_far.maximum;
+  so_far.add(found.mass, scale);
+  if (!is_higher) return {LogitChange::kMask, -1, found.finite};
+  const auto is_top = [&](float logit) { return logit == found.mass.maximum; };
+  const auto group = std::find_if(maxima, maxima + num_groups(part.size()), is_top) - maxima;
+  const auto top = std::find_if(part.begin() + group * static_cast<std::ptrdiff_t>(kSketchGroup), part.end(), is_top);
+  return {*top, static_cast<std::int32_t>(first) + static_cast<std::int32_t>(top - part.begin()), found.finite};
 }
 
 /// Returns the maximum of the changed row.
@@ -78,6 +113,21 @@ void CpuSelection::keep_sketched_mass(double mass, std::size_t first) {
   sums_[first] = mass;
 }
 
+/// How many of the first candidates cover enough of the mass, or hardly more; at most `most`.
+std::size_t CpuSelection::num_covering(std::span<const float> row, std::size_t most, std::span<const float> maxima,
+                                       const SketchedMass& mass, const SelectionRow& wanted, std::size_t thread) {
+  constexpr std::size_t kFewest = 16, kGrowth = 4;
+  const double enough = wanted.covered * mass.mass * (1.0 + 2.0 * kMassError);  // also if the mass is as large as it may be
+  std::vector<float>& logits = found_logits_[thread];
+  for (std::size_t count = kFewest; count < most; count *= kGrowth) {
+    first_candidates(row, count, maxima, isa_, keys_[thread]);
+    logits.clear();
+    for (const std::uint64_t key : keys_[thread]) logits.push_back(row[static_cast<std::uint32_t>(key)]);
+    if (sum_of_exponentials(logits, mass.maximum, wanted.scale, isa_) >= enough) return count;
+  }
+  return most;
+}
+
 /// Only their ids: the logits may be changed ones.
 void CpuSelection::find_candidates(std::span<const float> row, std::size_t count, std::span<const float> maxima, std::size_t first,
                                    std::size_t thread) {
@@ -86,25 +136,46 @@ void CpuSelection::find_candidates(std::span<const float> row, std::size_t count
   for (std::size_t i = 0; i < count; ++i) candidates_[first + i].id = i < keys.size() ? static_cast<std::uint32_t>(keys[i]) : 0;
 }
 
+double CpuSelection::sketch_changed_row(std::span<const float> row, float maximum, double scale, std::vector<float>& maxima) {
+  maxima.resize(num_groups(row.size()));
+  SketchedMass mass;
+  for (std::size_t first = 0; first < row.size(); first += kSketchPart) {
+    const std::span<const float> part = row.subspan(first, std::min(kSketchPart, row.size() - first));
+    mass.add(sketch_part(part, scale, isa_, maxima.data() + first / kSketchGroup).mass, scale);
+  }
+  return mass.relative_to(maximum, scale);
+}
+
 void CpuSelection::finish_row(float* row, std::size_t columns, const SelectionRow& wanted, std::size_t index, float changed_maximum,
-                              float maximum, std::size_t thread) {
+                              float maximum, bool has_all_ids, std::size_t thread) {
   const SelectionLayout::Row& place = layout_.rows()[index];
   const std::span<const float> logits(row, columns);
-  RowSketch& sketch = sketches_[thread];
-  // A mass that is reported as the sum of the row has to be exact.
-  const bool sketches = wanted.log_sum != LogSum::kIsMass && can_sketch_mass(wanted.scale);
-  sketch_row(logits, changed_maximum, sketches ? wanted.scale : 0.0, isa_, sketch);
-  if (sketches) {
-    keep_sketched_mass(sketch.mass, place.sums);
+  const double scale = sketches_mass(wanted) ? wanted.scale : 0.0;
+  std::span<const float> maxima;
+  double mass = 0.0;
+  if (wanted.num_changes == 0 && wanted.row < expected_.size() && expected_[wanted.row] == Expected{scale, true}) {
+    maxima = std::span(sketched_maxima_).subspan(wanted.row * num_groups_, num_groups_);
+    for (std::size_t part = 0; part < pool_.size(); ++part)
+      mass += sketched_[wanted.row * pool_.size() + part].relative_to(changed_maximum, scale);
+  } else {
+    mass = sketch_changed_row(logits, changed_maximum, scale, maxima_[thread]);
+    maxima = maxima_[thread];
+  }
+  if (scale != 0.0) {
+    keep_sketched_mass(mass, place.sums);
     flags_[index] |= kIsSketched;
   } else if (wanted.scale != 0.0) {
     sum_runs(logits, changed_maximum, wanted.scale, place.sums);
   }
-  find_candidates(logits, place.num_candidates, sketch.maxima, place.candidates, thread);
+  std::size_t num_candidates = place.num_candidates;
+  if (has_all_ids && scale != 0.0 && wanted.covered > 0.0)
+    num_candidates = num_covering(logits, num_candidates, maxima, {changed_maximum, mass}, wanted, thread);
+  flags_[index] |= static_cast<std::uint32_t>(place.num_candidates - num_candidates) << kLeftOutShift;
+  find_candidates(logits, num_candidates, maxima, place.candidates, thread);
   for (std::size_t i = first_changes_[index]; i < first_changes_[index + 1]; ++i) row[changes_[i].id] = saved_[i];
   if (wanted.log_sum == LogSum::kOwn) sum_runs(logits, maximum, 1.0, place.log_sums);
   find_candidates(logits, place.num_best, {}, place.best, thread);
-  for (std::size_t i = 0; i < place.num_candidates; ++i) {
+  for (std::size_t i = 0; i < num_candidates; ++i) {
     Candidate& candidate = candidates_[place.candidates + i];
     candidate.logit = row[candidate.id];
   }
@@ -121,7 +192,8 @@ void CpuSelection::finish(float* logits, std::size_t columns, const Selection& s
       changed_maximum = std::max(changed_maximum, maxima[2 * (rank * num_rows + index)]);
       maximum = std::max(maximum, maxima[2 * (rank * num_rows + index) + 1]);
     }
-    finish_row(logits + selection.rows[index].row * columns, columns, selection.rows[index], index, changed_maximum, maximum, thread);
+    finish_row(logits + selection.rows[index].row * columns, columns, selection.rows[index], index, changed_maximum, maximum,
+               num_ranks == 1, thread);
   });
 }
 

@@ -8,6 +8,7 @@
 #include "device/cpu/isa.h"
 #include "device/cpu/row_sketch.h"
 #include "device/cpu/thread_pool.h"
+#include "device/device.h"
 #include "device/selection.h"
 
 namespace lockstep::device::cpu {
@@ -15,9 +16,21 @@ namespace lockstep::device::cpu {
 /// Selection on the CPU device: see Device::begin_selection. Rows are spread over the threads of the pool.
 class CpuSelection {
  public:
-  CpuSelection(ThreadPool& pool, Isa isa) : pool_(pool), isa_(isa), keys_(pool.size()), sketches_(pool.size()) {}
+  CpuSelection(ThreadPool& pool, Isa isa) : pool_(pool), isa_(isa), keys_(pool.size()), maxima_(pool.size()), found_logits_(pool.size()) {}
 
   void prepare(std::span<const SegmentRun> runs) { runs_.assign(runs.begin(), runs.end()); }
+
+  /// Forgets earlier sketches, and makes room for those of the rows that `selection` wants unchanged; there may be none.
+  /// @param columns  ids of the rank
+  void expect(std::span<const SelectionRow> selection, std::size_t num_rows, std::size_t columns);
+  /// Whether the row is one of those: then every thread sketches its part of it.
+  bool expects(std::size_t row) const { return expected_[row].is_wanted; }
+  /// A part of the row, by the thread that has just computed it; each goes from left to right. Returns the top of the part, id -1 if an
+  /// earlier part has a logit as high.
+  /// @param first  its first column, a multiple of kSketchGroup
+  /// @param next   where as many logits will be read next, or null
+  Top sketch(std::size_t thread, std::size_t row, std::size_t first, std::span<const float> part, const float* next);
+
   /// @param columns  ids of the rank
   /// @param tops     of all rows, as they are
   void begin(float* logits, std::size_t columns, std::span<const float> tops, const Selection& selection, std::size_t rank,
@@ -28,9 +41,12 @@ class CpuSelection {
  private:
   float change_row(float* row, std::size_t columns, float top, std::size_t index);
   void finish_row(float* row, std::size_t columns, const SelectionRow& wanted, std::size_t index, float changed_maximum, float maximum,
-                  std::size_t thread);
+                  bool has_all_ids, std::size_t thread);
   void sum_runs(std::span<const float> row, float maximum, double scale, std::size_t first);
   void keep_sketched_mass(double mass, std::size_t first);
+  double sketch_changed_row(std::span<const float> row, float maximum, double scale, std::vector<float>& maxima);
+  std::size_t num_covering(std::span<const float> row, std::size_t most, std::span<const float> maxima, const SketchedMass& mass,
+                           const SelectionRow& wanted, std::size_t thread);
   void find_candidates(std::span<const float> row, std::size_t count, std::span<const float> maxima, std::size_t first, std::size_t thread);
   template <class Op>
   void over_rows(std::size_t num_rows, const Op& op);
@@ -47,7 +63,18 @@ class CpuSelection {
   std::span<Candidate> candidates_;
   std::span<std::uint32_t> flags_;                // [rows]
   std::vector<std::vector<std::uint64_t>> keys_;  // [threads]
-  std::vector<RowSketch> sketches_;               // [threads]
+  std::vector<std::vector<float>> maxima_;        // [threads]: of the groups of a row
+  std::vector<std::vector<float>> found_logits_;  // [threads]
+
+  struct Expected {
+    double scale = 0.0;  // of the mass; 0: it is not wanted
+    bool is_wanted = false;
+    bool operator==(const Expected&) const = default;
+  };
+  std::vector<Expected> expected_;      // [logit rows of the step]
+  std::vector<SketchedMass> sketched_;  // [logit rows][threads]
+  std::vector<float> sketched_maxima_;  // [logit rows][groups]
+  std::size_t num_groups_ = 0;
 };
 
 }  // namespace lockstep::device::cpu

@@ -42,6 +42,7 @@ std::size_t activation_bytes(const parallel::RankGraph& graph, const RunnerOptio
 struct Runner::StepContext {
   std::uint64_t sequence = 0;
   std::size_t rows = 0;  // of the values that the current node works on: tokens, then logit rows
+  std::span<const device::SelectionRow> selections;
 };
 
 Runner::Runner(parallel::RankGraph graph, LoadedShard shard, const RunnerOptions& options, device::Device& device,
@@ -128,7 +129,7 @@ void Runner::run(const StepPlan& plan, StepResult& result) {
   num_logit_rows_ = plan.batch.logit_rows.size();
   const device::StepRows rows = device_.begin_step(plan.batch);
   const auto walk = [&] {
-    StepContext step{plan.sequence, rows.tokens};
+    StepContext step{plan.sequence, rows.tokens, plan.selections};
     for (const RankNode& node : graph_.nodes) {
       if (node.op == RankOp::kSelectLogitRows) {
         step.rows = rows.logits;
@@ -173,7 +174,7 @@ void Runner::run_node(const RankNode& node, const StepContext& step) {
     case RankOp::kConvert: device_.convert(input(), step.rows, output()); return;
     case RankOp::kLinear:
       if (gives_tops(node)) {
-        device_.linear_top(input(), step.rows, *shard_.weights[node.weight], vector_of(node.vector), output());
+        device_.linear_top(input(), step.rows, *shard_.weights[node.weight], vector_of(node.vector), output(), step.selections);
       } else if (shard_.weights[node.weight]) {
         device_.linear(input(), step.rows, *shard_.weights[node.weight], vector_of(node.vector), output(), node.out_column);
       }

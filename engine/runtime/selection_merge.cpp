@@ -61,6 +61,10 @@ double SelectionMerge::sum(std::size_t row, std::uint32_t SelectionLayout::Row::
   return adder.finish();
 }
 
+std::uint32_t SelectionMerge::flags(std::size_t rank, std::size_t row) const {
+  return read_at<std::uint32_t>(of_rank_[rank], layouts_[rank].flags_offset() + row * sizeof(std::uint32_t));
+}
+
 /// Fills `known`, in no order, with what is known for sure: nothing that a rank has kept for itself can come before one of these.
 void SelectionMerge::find_known(std::size_t row, bool best, std::span<const LogitChange> changes, Candidates& known) const {
   known.clear();
@@ -69,19 +73,19 @@ void SelectionMerge::find_known(std::size_t row, bool best, std::span<const Logi
     if (shares_[rank].size() == 0) continue;
     const SelectionLayout::Row& place = layouts_[rank].rows()[row];
     const std::size_t first = best ? place.best : place.candidates;
-    const std::size_t count = best ? place.num_best : place.num_candidates;
+    const std::size_t count = best ? place.num_best : place.num_candidates - (flags(rank, row) >> device::kLeftOutShift);
     std::uint64_t last_of_rank = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const auto found =
           read_at<device::Candidate>(of_rank_[rank], layouts_[rank].candidates_offset() + (first + i) * sizeof(device::Candidate));
       const auto id = static_cast<std::uint32_t>(found.id + shares_[rank].begin);
       const float logit = changes.empty() ? found.logit : changed(found.logit, id, changes);
-      known.push_back({logit, found.logit, id});
-      last_of_rank = std::max(last_of_rank, device::candidate_key(logit, id));
+      known.emplace_back(logit, found.logit, id);
+      last_of_rank = std::max(last_of_rank, known.back().key);
     }
     if (count < shares_[rank].size()) last = std::min(last, last_of_rank);
   }
-  if (shares_.size() > 1) std::erase_if(known, [last](const auto& each) { return device::candidate_key(each.logit, each.id) > last; });
+  if (shares_.size() > 1) std::erase_if(known, [last](const auto& each) { return each.key > last; });
 }
 
 void SelectionMerge::begin(std::span<const std::byte> gathered, std::span<const SelectionRow> rows, std::span<const LogitChange> changes,
@@ -120,9 +124,8 @@ const SelectedRow& SelectionMerge::row(std::size_t index) {
   if (wanted.log_sum != device::LogSum::kNone) row_.log_mass = sum(index, &SelectionLayout::Row::log_sums);
   for (std::size_t rank = 0; rank < shares_.size(); ++rank) {
     if (shares_[rank].size() == 0) continue;
-    const auto flags = read_at<std::uint32_t>(of_rank_[rank], layouts_[rank].flags_offset() + index * sizeof(std::uint32_t));
-    row_.finite = row_.finite && (flags & device::kIsFinite) != 0;
-    if ((flags & device::kIsSketched) != 0) row_.mass_error = device::kMassError;
+    row_.finite = row_.finite && (flags(rank, index) & device::kIsFinite) != 0;
+    if ((flags(rank, index) & device::kIsSketched) != 0) row_.mass_error = device::kMassError;
   }
   return row_;
 }

@@ -36,6 +36,7 @@ class SelectionMerge final : public SelectedRows {
 
  private:
   using Candidates = std::vector<FirstCandidates::Candidate>;
+  std::uint32_t flags(std::size_t rank, std::size_t row) const;
   double sum(std::size_t row, std::uint32_t device::SelectionLayout::Row::*first) const;
   void find_known(std::size_t row, bool best, std::span<const device::LogitChange> changes, Candidates& known) const;
 

@@ -13,7 +13,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "step plans are written as they lie in memory");
 static_assert(sizeof(device::StepBatch::Sequence) == 20 && std::is_trivially_copyable_v<device::StepBatch::Sequence>);
 static_assert(sizeof(RowWants) == 1);
-static_assert(sizeof(device::SelectionRow) == 32);
+static_assert(sizeof(device::SelectionRow) == 40);
 static_assert(sizeof(device::LogitChange) == 16 && std::is_trivially_copyable_v<device::LogitChange>);
 static_assert(std::is_trivially_copyable_v<device::SelectionRow>);
 
@@ -124,6 +124,7 @@ void check_selections(const StepPlan& plan) {
     while (row < plan.wanted.size() && plan.wanted[row] != RowWants::kSelection) ++row;
     if (row == plan.wanted.size() || selection.row != row++) refuse(name + "row " + std::to_string(selection.row) + " does not want it");
     if (!(selection.scale >= 0.0) || std::isinf(selection.scale)) refuse(name + "scale " + std::to_string(selection.scale));
+    if (!(selection.covered >= 0.0 && selection.covered <= 1.0)) refuse(name + "covered part " + std::to_string(selection.covered));
     if (selection.num_candidates == 0 || selection.num_candidates > device::kMaxCandidates || selection.num_best > device::kMaxCandidates) {
       refuse(name + std::to_string(selection.num_candidates) + " candidates and " + std::to_string(selection.num_best) + " best");
     }

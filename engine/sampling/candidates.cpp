@@ -9,6 +9,7 @@ namespace {
 
 constexpr std::size_t kFirstBatch = 64;
 constexpr std::size_t kGrowth = 8;
+constexpr std::size_t kFewOf = 2;  // up to this part of all they are picked out; beyond, all are put in order in place
 
 }  // namespace
 
@@ -20,8 +21,11 @@ void CandidateOrder::reset(std::span<const float> logits) {
 }
 
 void CandidateOrder::sort_up_to(std::size_t count) {
-  if (num_sorted_ == 0 && count <= kFirstBatch && logits_.size() > 2 * kFirstBatch) {
-    select_first(kFirstBatch);
+  const std::size_t end = std::min(std::max(count, num_sorted_ == 0 ? kFirstBatch : kGrowth * num_sorted_), logits_.size());
+  if (!holds_all_ && end <= logits_.size() / kFewOf) {
+    device::first_candidates(logits_, end, {}, isa_, keys_);
+    std::sort(keys_.begin(), keys_.end());
+    num_sorted_ = keys_.size();
     return;
   }
   if (!holds_all_) {
@@ -30,17 +34,10 @@ void CandidateOrder::sort_up_to(std::size_t count) {
     holds_all_ = true;
     num_sorted_ = 0;
   }
-  const std::size_t end = std::min(std::max(count, kGrowth * std::max(num_sorted_, kFirstBatch)), keys_.size());
   const auto place = [this](std::size_t index) { return keys_.begin() + static_cast<std::ptrdiff_t>(index); };
   if (end < keys_.size()) std::nth_element(place(num_sorted_), place(end), keys_.end());
   std::sort(place(num_sorted_), place(end));
   num_sorted_ = end;
-}
-
-void CandidateOrder::select_first(std::size_t count) {
-  device::first_candidates(logits_, count, {}, isa_, keys_);
-  std::sort(keys_.begin(), keys_.end());
-  num_sorted_ = keys_.size();
 }
 
 }  // namespace lockstep::engine

@@ -25,7 +25,6 @@ class CandidateOrder {
 
  private:
   void sort_up_to(std::size_t count);
-  void select_first(std::size_t count);
 
   device::Isa isa_;
   std::span<const float> logits_;

@@ -81,7 +81,7 @@ class PartOfRow {
   std::size_t num_unmasked() const { return row_.vocab_size - row_.num_masked; }
   bool get(std::size_t place, RankedLogit& logit) const {
     if (place >= row_.candidates.size()) return false;
-    logit = {row_.candidates[place].id, row_.candidates[place].logit};
+    logit = {row_.candidates[place].id(), row_.candidates[place].logit};
     return true;
   }
   bool count_from(float last, std::size_t& count) const {
@@ -147,7 +147,7 @@ Sampler::Selected Sampler::select(const SelectedRow& row, const SamplingParams& 
     return Selected::kYes;
   }
   if (row.candidates.empty()) return Selected::kTooFew;
-  std::uint32_t chosen = row.candidates[0].id;
+  std::uint32_t chosen = row.candidates[0].id();
   if (!params.greedy()) {
     const double uniform = sampling_uniform(params.seed, context.choice, context.position), error = row.mass * row.mass_error;
     const auto draw = [&](double mass, std::uint32_t& id, std::size_t& num_cut) {
@@ -168,7 +168,7 @@ Sampler::Selected Sampler::select(const SelectedRow& row, const SamplingParams& 
   sample.token = static_cast<std::int32_t>(chosen);
   if (params.logprobs < 0) return Selected::kYes;
   const auto all = row.candidates.all();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.id == chosen; });
+  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.id() == chosen; });
   add_logprobs(row, found->unchanged, params.logprobs, sample);
   return Selected::kYes;
 }
@@ -185,7 +185,7 @@ Sample Sampler::score(std::span<const float> logits, std::int32_t token, std::in
 }
 
 bool Sampler::score(const SelectedRow& row, std::int32_t token, std::int32_t count, Sample& sample) {
-  if (!row.finite || row.candidates.empty() || row.candidates[0].id != static_cast<std::uint32_t>(token)) return false;
+  if (!row.finite || row.candidates.empty() || row.candidates[0].id() != static_cast<std::uint32_t>(token)) return false;
   sample.token = token;
   add_logprobs(row, row.candidates[0].unchanged, count, sample);
   return true;
@@ -223,7 +223,7 @@ void Sampler::add_logprobs(const SelectedRow& row, float chosen, std::int32_t co
   sample.logprob = logprob_of(chosen, log_sum);
   const FirstCandidates& best = row.best_as_it_is();
   for (std::size_t i = 0; i < std::min(static_cast<std::size_t>(count), best.size()); ++i)
-    sample.top.emplace_back(static_cast<std::int32_t>(best[i].id), logprob_of(best[i].unchanged, log_sum));
+    sample.top.emplace_back(static_cast<std::int32_t>(best[i].id()), logprob_of(best[i].unchanged, log_sum));
 }
 
 void Sampler::add_logprobs(std::span<const float> logits, std::int32_t count, Sample& sample) {

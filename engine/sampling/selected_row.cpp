@@ -13,9 +13,7 @@ constexpr float kLift = 0x1p100f;  // above the logits of any model; where one i
 void FirstCandidates::order_up_to(std::size_t count) const {
   constexpr std::size_t kFirst = 16, kGrowth = 4;
   const auto place = [this](std::size_t index) { return candidates_.begin() + static_cast<std::ptrdiff_t>(index); };
-  const auto before = [](const Candidate& a, const Candidate& b) {
-    return device::candidate_key(a.logit, a.id) < device::candidate_key(b.logit, b.id);
-  };
+  const auto before = [](const Candidate& a, const Candidate& b) { return a.key < b.key; };
   const std::size_t end = std::min(std::max(count, std::max(kFirst, kGrowth * num_ordered_)), candidates_.size());
   if (end < candidates_.size()) std::nth_element(place(num_ordered_), place(end), candidates_.end(), before);
   std::sort(place(num_ordered_), place(end), before);
@@ -41,6 +39,7 @@ device::SelectionRow selection_row(const SamplingParams& params, std::span<const
     row.scale = 1.0 / static_cast<double>(params.temperature);
     // Where top_k leaves all that is not masked, the candidates are all of it.
     if (has_top_k || (params.top_p >= 1.0f && params.min_p > 0.0f)) row.scale = 0.0;
+    if (row.scale != 0.0 && params.top_p < 1.0f && params.logprobs < 0) row.covered = static_cast<double>(params.top_p);
   }
   if (params.logprobs >= 0) {
     row.log_sum = changes.empty() && row.scale == 1.0 ? device::LogSum::kIsMass : device::LogSum::kOwn;

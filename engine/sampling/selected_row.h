@@ -13,9 +13,13 @@ namespace lockstep::engine {
 class FirstCandidates {
  public:
   struct Candidate {
-    float logit = 0.0f;      // changed
-    float unchanged = 0.0f;  // as the model gave it
-    std::uint32_t id = 0;
+    Candidate(float changed, float as_it_is, std::uint32_t of_id)
+        : key(device::candidate_key(changed, of_id)), logit(changed), unchanged(as_it_is) {}
+    std::uint32_t id() const { return static_cast<std::uint32_t>(key); }
+
+    std::uint64_t key;  // of the changed logit
+    float logit;        // changed
+    float unchanged;    // as the model gave it
   };
   FirstCandidates() = default;
   /// @param candidates  in any order; nobody else changes that memory while this is read

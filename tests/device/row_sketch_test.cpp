@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -27,21 +28,42 @@ std::vector<float> row_of_logits(std::size_t size, std::uint32_t seed, float spr
   return logits;
 }
 
+/// What the device makes of a row, part by part.
+struct Sketch {
+  std::vector<float> maxima;
+  SketchedMass mass;
+  bool finite = true;
+};
+
+Sketch sketch_of(std::span<const float> logits, double scale, Isa isa, std::size_t part = kSketchPart) {
+  Sketch sketch;
+  sketch.maxima.resize((logits.size() + kSketchGroup - 1) / kSketchGroup);
+  for (std::size_t first = 0; first < logits.size(); first += part) {
+    const std::span<const float> values = logits.subspan(first, std::min(part, logits.size() - first));
+    const SketchedPart found = sketch_part(values, scale, isa, sketch.maxima.data() + first / kSketchGroup);
+    sketch.mass.add(found.mass, scale);
+    sketch.finite = sketch.finite && found.finite;
+  }
+  return sketch;
+}
+
 TEST(RowSketch, KnowsTheMassWithinItsError) {
-  RowSketch sketch;
   double worst = 0.0;
   for (const Isa isa : supported_isas()) {
     for (const std::size_t size : {1, 5, 255, 256, 257, 4096, 49152, 50001}) {
-      for (const float spread : {0.01f, 3.0f, 20.0f, 200.0f}) {
+      for (const float spread : {0.0f, 0.01f, 3.0f, 20.0f, 200.0f}) {
         for (const double temperature : {0.01, 0.3, 0.8, 1.0, 7.0, 100.0}) {
           const std::vector<float> logits = row_of_logits(size, static_cast<std::uint32_t>(size), spread, 10.0f, size > 300 ? 0.3f : 0.0f);
           const float top = maximum(logits, isa);
           ASSERT_TRUE(can_sketch_mass(1.0 / temperature));
-          sketch_row(logits, top, 1.0 / temperature, isa, sketch);
           const double exact = sum_of_exponentials(logits, top, 1.0 / temperature, isa);
-          worst = std::max(worst, std::abs(sketch.mass - exact) / exact);
-          ASSERT_LE(std::abs(sketch.mass - exact), 0.75 * kMassError * exact)
-              << isa_name(isa) << ", " << size << " ids, spread " << spread << ", temperature " << temperature;
+          for (const std::size_t part : {std::size_t{256}, kSketchPart}) {
+            const SketchedMass sketch = sketch_of(logits, 1.0 / temperature, isa, part).mass;
+            ASSERT_EQ(sketch.maximum, top);
+            worst = std::max(worst, std::abs(sketch.mass - exact) / exact);
+            ASSERT_LE(std::abs(sketch.mass - exact), 0.75 * kMassError * exact)
+                << isa_name(isa) << ", " << size << " ids, spread " << spread << ", temperature " << temperature << ", parts of " << part;
+          }
         }
       }
     }
@@ -49,26 +71,60 @@ TEST(RowSketch, KnowsTheMassWithinItsError) {
   RecordProperty("worst", std::to_string(worst));
 }
 
-TEST(RowSketch, KnowsTheMaximumOfEveryGroup) {
-  RowSketch sketch;
+/// The terms whose exponents round worst: far from the maximum, in the part that has it, and so many that they are most of the mass.
+TEST(RowSketch, KnowsTheMassOfManyFarLogits) {
   for (const Isa isa : supported_isas()) {
-    for (const std::size_t size : {1, 256, 1000, 2048}) {
-      const std::vector<float> logits = row_of_logits(size, 3, 5.0f, 1.0f, 0.1f);
-      std::vector<float> expected((size + kSketchChunk - 1) / kSketchChunk * kSketchLanes, kMasked);
-      for (std::size_t id = 0; id < size; ++id) {
-        float& most = expected[id / kSketchChunk * kSketchLanes + id % kSketchLanes];
-        most = std::max(most, logits[id]);
-      }
-      for (const double scale : {0.0, 1.5}) {
-        sketch_row(logits, maximum(logits, isa), scale, isa, sketch);
-        EXPECT_EQ(sketch.maxima, expected) << isa_name(isa) << ", " << size << " ids";
+    for (const double temperature : {0.013, 0.8, 1.0 / 3.0, 41.0}) {
+      for (const float distance : {5.0f, 8.7f, 11.1f}) {
+        for (const float top : {0.0f, 17.3f, -500.1f}) {
+          std::vector<float> logits(std::size_t{1} << 18, top - distance * static_cast<float>(temperature));
+          logits[77777] = top;
+          const double exact = sum_of_exponentials(logits, top, 1.0 / temperature, isa);
+          const SketchedMass sketch = sketch_of(logits, 1.0 / temperature, isa).mass;
+          ASSERT_LE(std::abs(sketch.relative_to(top, 1.0 / temperature) - exact), 0.75 * kMassError * exact)
+              << isa_name(isa) << ", temperature " << temperature << ", distance " << distance << ", top " << top;
+        }
       }
     }
   }
 }
 
+TEST(RowSketch, KnowsTheMaximumOfEveryGroup) {
+  for (const Isa isa : supported_isas()) {
+    for (const std::size_t size : {1, 256, 1000, 2048, 5000}) {
+      const std::vector<float> logits = row_of_logits(size, 3, 5.0f, 1.0f, 0.1f);
+      std::vector<float> expected((size + kSketchGroup - 1) / kSketchGroup, kMasked);
+      for (std::size_t id = 0; id < size; ++id) expected[id / kSketchGroup] = std::max(expected[id / kSketchGroup], logits[id]);
+      for (const double scale : {0.0, 1.5}) {
+        const Sketch sketch = sketch_of(logits, scale, isa);
+        EXPECT_EQ(sketch.maxima, expected) << isa_name(isa) << ", " << size << " ids";
+        EXPECT_EQ(sketch.mass.maximum, *std::max_element(logits.begin(), logits.end()));
+      }
+    }
+  }
+}
+
+TEST(RowSketch, SeesWhatIsNotFinite) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const Isa isa : supported_isas()) {
+    for (const std::size_t size : {7, 256, 5003}) {
+      std::vector<float> logits = row_of_logits(size, 5, 5.0f, 1.0f, 0.0f);
+      EXPECT_TRUE(sketch_of(logits, 1.25, isa).finite);
+      for (const std::size_t place : {std::size_t{0}, size / 2, size - 1}) {
+        for (const float value : {infinity, -infinity, std::nanf("")}) {
+          const float was = std::exchange(logits[place], value);
+          EXPECT_FALSE(sketch_of(logits, 1.25, isa).finite) << isa_name(isa) << ", " << value << " at " << place << " of " << size;
+          logits[place] = was;
+        }
+      }
+    }
+    const std::vector<float> masked(300, kMasked);
+    EXPECT_EQ(sketch_of(masked, 1.0, isa).mass.mass, 0.0);
+    EXPECT_EQ(sketch_of(masked, 1.0, isa).mass.relative_to(3.0f, 1.0), 0.0);
+  }
+}
+
 TEST(FirstCandidates, AreThoseOfTheWholeOrderWithMaximaAndWithout) {
-  RowSketch sketch;
   std::vector<std::uint64_t> keys, all;
   for (const Isa isa : supported_isas()) {
     for (const std::size_t size : {1, 300, 5000, 40000}) {
@@ -81,7 +137,7 @@ TEST(FirstCandidates, AreThoseOfTheWholeOrderWithMaximaAndWithout) {
         all.clear();
         for (std::size_t id = 0; id < size; ++id) all.push_back(candidate_key(logits[id], static_cast<std::uint32_t>(id)));
         std::sort(all.begin(), all.end());
-        sketch_row(logits, 0.0f, 0.0, isa, sketch);
+        const Sketch sketch = sketch_of(logits, 0.0, isa);
         for (const std::size_t count : {1, 8, 64, 100, 1024}) {
           for (const bool with_maxima : {false, true}) {
             first_candidates(logits, count, with_maxima ? std::span<const float>(sketch.maxima) : std::span<const float>(), isa, keys);
@@ -97,12 +153,11 @@ TEST(FirstCandidates, AreThoseOfTheWholeOrderWithMaximaAndWithout) {
 }
 
 TEST(FirstCandidates, ARowOfNaNsIsNoTrouble) {
-  RowSketch sketch;
   std::vector<std::uint64_t> keys;
   for (const Isa isa : supported_isas()) {
     std::vector<float> logits = row_of_logits(30000, 1, 6.0f, 3.0f, 0.0f);
     for (std::size_t id = 0; id < logits.size(); id += 1 + id % 700) logits[id] = std::nanf("");
-    sketch_row(logits, 20.0f, 1.0, isa, sketch);
+    const Sketch sketch = sketch_of(logits, 1.0, isa);
     first_candidates(logits, 64, sketch.maxima, isa, keys);
     EXPECT_LE(keys.size(), 64u);
   }

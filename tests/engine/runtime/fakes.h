@@ -117,7 +117,7 @@ class HistoryModel : public StepRunner, private SelectedRows {
   static Candidates& first_of(Candidates& found, const std::vector<float>& changed, const std::vector<float>& row, std::size_t count) {
     for (std::uint32_t id = 0; id < row.size(); ++id) found.push_back({changed[id], row[id], id});
     std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.logit > b.logit; });
-    found.resize(std::min(found.size(), count));
+    found.erase(found.begin() + static_cast<std::ptrdiff_t>(std::min(found.size(), count)), found.end());
     return found;
   }
 

@@ -21,8 +21,14 @@ StepPlan example() {
   plan.batch.block_tables = {4, 9, 2, 1};
   plan.batch.logit_rows = {2, 3};
   plan.wanted = {RowWants::kLogits, RowWants::kSelection};
-  plan.selections = {
-      {.scale = 1.25, .row = 1, .num_changes = 2, .num_candidates = 64, .num_best = 5, .log_sum = device::LogSum::kOwn, .num_masked = 1}};
+  plan.selections = {{.scale = 1.25,
+                      .covered = 0.9,
+                      .row = 1,
+                      .num_changes = 2,
+                      .num_candidates = 64,
+                      .num_best = 5,
+                      .log_sum = device::LogSum::kOwn,
+                      .num_masked = 1}};
   plan.changes = {{.id = 3, .bias = device::LogitChange::kMask}, {.id = 9, .repetition = 1.5f, .subtracted = 0.25f}};
   return plan;
 }
@@ -47,7 +53,7 @@ TEST(StepPlan, ComesBackAsItWas) {
   const StepPlan plan = example();
   std::vector<std::byte> bytes(1000);
   serialize(plan, bytes);
-  EXPECT_EQ(bytes.size(), 64u + 4 * 8 + 2 * 20 + 4 * 4 + 2 * 5 + 32 + 2 * 16);
+  EXPECT_EQ(bytes.size(), 64u + 4 * 8 + 2 * 20 + 4 * 4 + 2 * 5 + 40 + 2 * 16);
   StepPlan back = example();
   back.batch.token_ids.resize(99);
   back.batch.num_tables = 9;
@@ -157,6 +163,8 @@ TEST(StepPlan, SelectionsThatDoNotFitTheRowsAreRefused) {
               HasSubstr("a row that wants a selection has none"));
   EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.scale = -1.0; }), HasSubstr("scale -1"));
   EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.scale = std::nan(""); }), HasSubstr("scale"));
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.covered = 1.5; }), HasSubstr("covered part 1.5"));
+  EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.covered = std::nan(""); }), HasSubstr("covered part"));
   EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.num_candidates = 0; }), HasSubstr("0 candidates"));
   EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.num_best = 1025; }), HasSubstr("1025 best"));
   EXPECT_THAT(changed([](Selection& selection, StepPlan&) { selection.log_sum = static_cast<device::LogSum>(3); }), HasSubstr("log-sum 3"));
