@@ -9,13 +9,14 @@ using std::chrono::microseconds, std::chrono::milliseconds;
 
 constexpr milliseconds kWindow{20};  // of which a decision is made
 constexpr std::size_t kSteps = 6;    // likewise: a single hiccup decides nothing
-constexpr std::size_t kSeldom = 8;  // at most one of so many
+constexpr std::size_t kSeldom = 8;   // at most one of so many
 constexpr milliseconds kAlone{8};    // that helpers sleep, for a busy process to move to their processors
 constexpr milliseconds kLongestPatience{1000};
 constexpr milliseconds kCalm{40};  // without helpers missed, for all to walk again
 
 constexpr microseconds kShortestTurn{300}, kUsualTurn{20'000};
 constexpr microseconds kNobody{50};  // in which a yield returns if no one else wants the processor
+constexpr int kUnwanted = 6;         // such yields in a row: it has gone
 constexpr std::chrono::hours kLongestTurn{1};
 
 }  // namespace
@@ -39,7 +40,7 @@ void Crew::note(const WalkReport& report) {
 Walk Crew::decide() {
   switch (walk_) {
     case Walk::kAll:
-      if (2 * wall_ < 3 * computed_) return Walk::kAll;
+      if (4 * wall_ < 7 * computed_) return Walk::kAll;
       patience_ = kWindow;
       calm_ = {};
       return Walk::kHalf;  // for a busy process to move to the processors of helpers
@@ -57,14 +58,19 @@ Walk Crew::decide() {
 }
 
 void Turn::interrupted(Time last, Time now) {
-  const Time safe = (last - begin_) * 7 / 8;
+  const Time safe = (last - begin_) * 3 / 4;
   longest_ = longest_ > kUsualTurn ? safe : std::max(safe, longest_ * 7 / 8);  // something short may have come between, once
   longest_ = std::max<Time>(kShortestTurn, longest_);
   begin_ = now;
 }
 
 void Turn::yielded(Time from, Time now) {
-  longest_ = std::min<Time>(kLongestTurn, now - from < kNobody ? 2 * longest_ : longest_ + longest_ / 128);
+  unwanted_ = now - from < kNobody ? unwanted_ + 1 : 0;
+  if (unwanted_ < kUnwanted) {
+    longest_ += longest_ / 256;
+  } else if (longest_ > Time{}) {
+    longest_ = kLongestTurn;
+  }
   begin_ = now;
 }
 

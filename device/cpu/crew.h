@@ -9,9 +9,9 @@ namespace lockstep::device::cpu {
 /// How the threads of a pool walk a program of steps. Its shares are as many as the threads; each odd thread is the helper of the even one
 /// before it.
 enum class Walk : std::uint8_t {
-  kAll,       // every thread does its own share, from the first op to the last
+  kAll,        // every thread does its own share, from the first op to the last
   kAsTheyCan,  // helpers come and go at barriers; while one is away, the even thread does its share too
-  kHalf,      // helpers sleep
+  kHalf,       // helpers sleep
 };
 
 /// How a walk went.
@@ -62,6 +62,7 @@ class Turn {
  private:
   Time begin_{};
   Time longest_;
+  int unwanted_ = 0;  // latest yields that nobody took
 };
 
 }  // namespace lockstep::device::cpu

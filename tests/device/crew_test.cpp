@@ -87,10 +87,10 @@ TEST(Turn, EndsALittleBeforeTheNextInterruption) {
   Turn turn;
   turn.begin(milliseconds(100));
   turn.interrupted(milliseconds(104), milliseconds(108));
-  EXPECT_FALSE(turn.nearly_over(milliseconds(111)));
-  EXPECT_TRUE(turn.nearly_over(milliseconds(112)));
+  EXPECT_FALSE(turn.nearly_over(milliseconds(110)));
+  EXPECT_TRUE(turn.nearly_over(milliseconds(111)));
   for (int i = 0; i < 5; ++i) turn.yielded(milliseconds(112), milliseconds(116));
-  EXPECT_FALSE(turn.nearly_over(milliseconds(116) + microseconds(3500))) << "it tries to get more, little by little";
+  EXPECT_FALSE(turn.nearly_over(milliseconds(116) + microseconds(3000))) << "it tries to get more, little by little";
   EXPECT_TRUE(turn.nearly_over(milliseconds(120)));
 }
 
@@ -98,11 +98,11 @@ TEST(Turn, ForgetsAnInterruptionThatCameTooEarly) {
   Turn turn;
   turn.interrupted(milliseconds(4), milliseconds(8));
   turn.interrupted(milliseconds(8) + microseconds(100), milliseconds(9));
-  EXPECT_FALSE(turn.nearly_over(milliseconds(12))) << "something short came between";
-  EXPECT_TRUE(turn.nearly_over(milliseconds(12) + microseconds(100)));
+  EXPECT_FALSE(turn.nearly_over(milliseconds(11) + microseconds(600))) << "something short came between";
+  EXPECT_TRUE(turn.nearly_over(milliseconds(11) + microseconds(700)));
 }
 
-TEST(Turn, GrowsFastWhileNobodyElseWantsTheProcessor) {
+TEST(Turn, IsEndlessAgainOnceNobodyElseWantsTheProcessor) {
   Turn turn;
   turn.interrupted(milliseconds(4), milliseconds(8));
   for (int i = 0; i < 10; ++i) turn.yielded(milliseconds(20), milliseconds(20) + microseconds(1));
