@@ -7,10 +7,11 @@ namespace {
 
 using std::chrono::microseconds, std::chrono::milliseconds;
 
-constexpr milliseconds kWindow{20};  // of which a decision is made
-constexpr std::size_t kSteps = 6;    // likewise: a single hiccup decides nothing
-constexpr std::size_t kSeldom = 8;   // at most one of so many
-constexpr milliseconds kAlone{8};    // that helpers sleep, for a busy process to move to their processors
+constexpr milliseconds kWindow{20};      // of which a decision is made
+constexpr milliseconds kLongWindow{60};  // likewise, while all walk: what is busy for a moment only is waited for
+constexpr std::size_t kSteps = 6;        // likewise: a single hiccup decides nothing
+constexpr std::size_t kSeldom = 8;       // at most one of so many
+constexpr milliseconds kAlone{8};        // that helpers sleep, for a busy process to move to their processors
 constexpr milliseconds kLongestPatience{1000};
 constexpr milliseconds kCalm{40};  // without helpers missed, for all to walk again
 
@@ -30,7 +31,8 @@ void Crew::note(const WalkReport& report) {
   parts_ += report.parts;
   missed_ += report.missed;
   ++steps_;
-  const bool decides = walk_ == Walk::kHalf ? wall_ >= kAlone : steps_ >= kSteps && wall_ >= (walk_ == Walk::kAll ? kWindow : patience_);
+  const bool decides =
+      walk_ == Walk::kHalf ? wall_ >= kAlone : steps_ >= kSteps && wall_ >= (walk_ == Walk::kAll ? kLongWindow : patience_);
   if (!decides) return;
   walk_ = decide();
   wall_ = computed_ = kept_off_ = {};

@@ -45,7 +45,7 @@ TEST(Crew, DoesNotMindASingleHiccup) {
 
 TEST(Crew, LetsHelpersComeAndGoOnceStepsTakeMuchLongerThanTheyCompute) {
   Crew crew;
-  EXPECT_LE(steps_until(crew, Walk::kHalf, step(milliseconds(8))), 6);
+  EXPECT_LE(steps_until(crew, Walk::kHalf, step(milliseconds(8))), 8);
   EXPECT_LE(steps_until(crew, Walk::kAsTheyCan, step(milliseconds(6))), 2) << "soon: the busy process has moved by then";
   for (int i = 0; i < 100; ++i) {
     crew.note(step(milliseconds(4), {}, 50));
