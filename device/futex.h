@@ -22,18 +22,22 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept;
 /// How a thread waits before it sleeps. A sleep and its wake cost 5 us on a bare machine but 40 to 60 on a virtual one, several times what
 /// the threads of a step are apart.
 enum class Spin {
-  kLong,   // it has a processor of its own: nobody else of the job could use it
+  kPatient,  // it is to keep its processor: who sleeps invites another process
+  kLong,     // it has a processor of its own: nobody else of the job could use it
   kShort,  // a peer may need the processor to get where this one waits for it. To yield instead is worse: next to a busy process it costs a
            // slice of time each time
 };
 constexpr Spin spin_of(bool own_processors) { return own_processors ? Spin::kLong : Spin::kShort; }
+constexpr std::chrono::microseconds longest_spin(Spin spin) {
+  constexpr int kLongest[] = {10'000, 500, 4};
+  return std::chrono::microseconds(kLongest[static_cast<int>(spin)]);
+}
 
 /// Looks until `ready()` holds, for half a millisecond or 4 us at most; measured in time because a pause takes 10 ns on one processor and
-/// 50 on another. Returns whether it holds.
+/// 50 on another. Returns whether it holds. `began`, if given, is set to about the time of the call, unless the first looks are enough.
 template <class Ready>
-bool spin_until(const Ready& ready, Spin spin) noexcept {
+bool spin_until(const Ready& ready, Spin spin, std::chrono::steady_clock::time_point* began = nullptr) noexcept {
   using Clock = std::chrono::steady_clock;
-  const std::chrono::microseconds longest(spin == Spin::kLong ? 500 : 4);
   constexpr int kLooks = 64;  // between two looks at the clock
   for (Clock::time_point end{};;) {
     for (int look = 0; look < kLooks; ++look) {
@@ -42,7 +46,8 @@ bool spin_until(const Ready& ready, Spin spin) noexcept {
     }
     const Clock::time_point now = Clock::now();
     if (end == Clock::time_point{}) {
-      end = now + longest;
+      end = now + longest_spin(spin);
+      if (began != nullptr) *began = now;
     } else if (now >= end) {
       return ready();
     }

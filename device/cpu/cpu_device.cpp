@@ -149,7 +149,7 @@ const StepBatch& CpuDevice::step() const {
 void CpuDevice::flush() {
   if (program_.empty()) return;
   const FloatMode mode;
-  program_.run(pool_);
+  crew_.note(program_.run(pool_, walk_.value_or(crew_.next())));
 }
 
 void CpuDevice::reserve_scratch(std::size_t bytes) {

@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "device/cpu/crew.h"
 #include "device/cpu/isa.h"
 #include "device/device.h"
 
@@ -14,6 +16,7 @@ struct CpuOptions {
   Isa isa = supported_isas().back();         // the best of this machine by default
   std::vector<std::vector<int>> processors;  // [num_threads]: where each thread may run, the calling one too; empty: anywhere
   bool own_processors = false;               // no other thread of the job needs the processor of a waiting one: placement.h
+  std::optional<cpu::Walk> walk;             // for tests: every step so (crew.h), helpers leaving whenever they may. Else by their times
 };
 
 /// A device on the processors of this process. Threads start here and end with the device; no step allocates once buffers have grown to its

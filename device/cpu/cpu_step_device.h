@@ -9,6 +9,7 @@
 
 #include "device/cpu/attention.h"
 #include "device/cpu/cpu_device.h"
+#include "device/cpu/crew.h"
 #include "device/cpu/int8_matrix.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/kv_cache.h"
@@ -65,9 +66,10 @@ class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const CpuOptions& options)
       : kernels_(kernels_for(options.isa)),
-        pool_(options.num_threads, options.processors, options.own_processors),
+        pool_(options.num_threads, options.processors, options.own_processors, options.walk ? Turn(Turn::Time{}) : Turn()),
         copies_(pool_.size()),
         attention_(pool_, kernels_),
+        walk_(options.walk),
         selection_(pool_, options.isa),
         arenas_(pool_.size()),
         scratch_(pool_.size()) {}
@@ -339,6 +341,8 @@ class CpuDevice final : public Device {
   RowCopies copies_;
   AttentionRunner attention_;
   StepProgram program_;
+  Crew crew_;
+  const std::optional<Walk> walk_;
   bool recording_ = false;
   Rotation rotation_;
   Products products_;

@@ -9,18 +9,20 @@ StepProgram::Entry& StepProgram::next_entry() {
   return entries_[size_++];
 }
 
-void StepProgram::run(ThreadPool& pool) {
+WalkReport StepProgram::run(ThreadPool& pool, Walk walk) {
   meetings_ = {};
   for (std::size_t i = 0; i < size_; ++i) ++meetings_[static_cast<std::size_t>(entries_[i].before)];
-  pool.run([this, &pool](std::size_t thread) noexcept {
-    for (std::size_t i = 0; i < size_; ++i) {
+  const WalkReport report = pool.walk(walk, [this, &pool](std::size_t thread, std::size_t place) noexcept {
+    for (std::size_t i = place; i < size_; ++i) {
       const Entry& entry = entries_[i];
-      if (entry.before == Meeting::kBarrier) pool.barrier(thread);
-      if (entry.before == Meeting::kArrival) pool.arrive(thread);
+      if (i != place && entry.before == Meeting::kBarrier && pool.leave_at_barrier(thread, i)) return;
+      if (i != place && entry.before == Meeting::kArrival) pool.arrive(thread);
       entry.call(entry.stored, thread);
+      if (pool.does_neighbours(thread)) entry.call(entry.stored, thread + 1);
     }
   });
   clear();
+  return report;
 }
 
 void StepProgram::clear() {

@@ -48,8 +48,8 @@ class StepProgram {
   }
 
   bool empty() const { return size_ == 0; }
-  /// Runs what was added, on all threads, and forgets it.
-  void run(ThreadPool& pool);
+  /// Walks what was added, and forgets it.
+  WalkReport run(ThreadPool& pool, Walk walk = Walk::kAll);
   void clear();
   /// Barriers of the latest run, the join at its end not counted.
   std::size_t barriers() const { return count(Meeting::kBarrier); }

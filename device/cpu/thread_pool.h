@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -10,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "device/cpu/crew.h"
 #include "device/futex.h"
 
 namespace lockstep::device::cpu {
@@ -21,7 +23,9 @@ class ThreadPool {
   /// @param num_threads the calling thread included; at least 1.
   /// @param processors [num_threads] where each thread may run; empty: anywhere. The calling thread stays bound.
   /// @param own_processors no other thread of the job needs the processor of a waiting one.
-  explicit ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors = {}, bool own_processors = false);
+  /// @param turn what helpers begin with; tests let them come and go all the time.
+  explicit ThreadPool(std::size_t num_threads, const std::vector<std::vector<int>>& processors = {}, bool own_processors = false,
+                      const Turn& turn = Turn());
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -32,42 +36,93 @@ class ThreadPool {
   /// are done. Allocates nothing. Not reentrant.
   template <class Function>
   void run(Function&& function) {
-    using Callable = std::remove_reference_t<Function>;
-    run_erased([](void* context, std::size_t thread) { (*static_cast<Callable*>(context))(thread); },
-               const_cast<void*>(static_cast<const void*>(&function)));
+    const auto without_place = [&function](std::size_t thread, std::size_t) { function(thread); };
+    run_erased(Walk::kAll, erased<decltype(without_place)>, &without_place);
   }
 
-  /// Within a run: waits until every thread has called it as often as this one; what they wrote before is visible then. All threads of a
-  /// run call it equally often, so a function that throws must not be one that meets others.
-  void barrier(std::size_t thread) noexcept;
+  /// Threads that walk a list together, of which each does a share. function(i, place) in a thread is to walk from `place` to the end, or
+  /// to where leave_at_barrier() says that it leaves, and must not throw. Helpers (crew.h) may be called several times, or not at all; for
+  /// each entry a thread asks does_neighbours() whether it does the share of thread i + 1 as well. Else as run().
+  template <class Function>
+  WalkReport walk(Walk walk, Function&& function) {
+    return walk_erased(walk, erased<std::remove_reference_t<Function>>, &function);
+  }
+
+  /// Within a walk: waits until every thread has called it as often as this one; what they wrote before is visible then. All threads call
+  /// it equally often. Behind it lies the entry at `place`. True: the calling thread, a helper, goes no further.
+  bool leave_at_barrier(std::size_t thread, std::size_t place) noexcept;
 
   /// The two halves of a barrier between which a thread may do what needs nobody: it says that it has come, and later waits for the others
-  /// to have come as far. All threads of a run arrive equally often; who needs nothing of the others need not wait.
+  /// to have come as far. All threads of a run arrive equally often; who needs nothing of the others need not wait. A thread waits also for
+  /// a share of its neighbour's that it does.
   void arrive(std::size_t thread) noexcept;
-  void await_others(std::size_t thread) noexcept;
+  void await_others(std::size_t share) noexcept;
+
+  bool does_neighbours(std::size_t thread) const noexcept { return thread % 2 == 0 && pairs_[thread / 2].alone; }
 
  private:
+  using Nanoseconds = std::chrono::nanoseconds;
   /// A thread's progress, alone in the cache lines that a core fetches together.
   struct alignas(128) Flag {
     std::atomic<std::uint32_t> epoch{0};
     std::atomic<std::uint32_t> sleepers{0};
   };
-  using Erased = void (*)(void*, std::size_t);
+  /// An even thread and its helper, the thread after it. All but the atomics belong to whoever may touch the helper's share.
+  struct alignas(128) Pair {
+    Flag call;                           // a change calls the helper
+    std::size_t place = 0;               // where it is to begin
+    std::atomic<std::uint64_t> left{0};  // kLeft + the epoch of the barrier at which it leaves: it may be there before the even thread is
+                                         // behind the one before; 0: nowhere
+    std::atomic<bool> present{true};     // false: the helper is asked whether it has its processor
+    std::atomic<bool> rests{false};      // it is to sleep, not to look for a call
+    alignas(128) bool alone = false;     // the even thread's: it does the helper's share
+    std::size_t parts = 0, missed = 0;
+    alignas(128) Turn turn;  // the helper's
+    bool gone = false;
+    Nanoseconds looked{}, checked{}, used{};  // the latest barrier; the latest check, and the processor time used by then
+  };
+  /// How a thread spent its part of a walk.
+  struct alignas(128) Times {
+    Nanoseconds waited{}, computed{}, kept_off{};
+    bool slept = false;
+  };
+  using Erased = void (*)(const void*, std::size_t, std::size_t);
+
+  template <class Function>
+  static void erased(const void* context, std::size_t thread, std::size_t place) {
+    (*static_cast<Function*>(const_cast<void*>(context)))(thread, place);
+  }
 
   static void publish(Flag& flag, std::uint32_t epoch) noexcept;
   static std::uint32_t advance(Flag& flag) noexcept;
-  void wait_for(Flag& flag, std::uint32_t epoch) noexcept;
-  void wait_for_others(std::uint32_t epoch) noexcept;
-  void run_erased(Erased function, void* context);
-  void call(std::size_t thread) noexcept;
-  void work(std::size_t thread);  // the life of a worker
+  void wait_for(Flag& flag, std::uint32_t epoch, Times& times, Spin spin) noexcept;
+  Spin spin_of_thread(std::size_t thread) const noexcept;
+  void wait_for_call(Pair& pair, std::uint32_t call) noexcept;
+  void wait_for_others(std::size_t thread, std::uint32_t epoch) noexcept;
+  std::uint32_t advance_shares(std::size_t thread) noexcept;
+  void begin_pair(std::size_t thread) noexcept;
+  void call_helper(std::size_t thread, std::size_t place) noexcept;
+  static bool helper_is_present(Pair& pair) noexcept;
+  void look_for_helper(std::size_t thread, std::uint32_t epoch, std::size_t place) noexcept;
+  static void come_back(Pair& pair, Nanoseconds from, Nanoseconds to) noexcept;
+  static Nanoseconds check_presence(Pair& pair, Nanoseconds at) noexcept;
+  bool turn_is_over(std::size_t thread) noexcept;
+  void run_erased(Walk walk, Erased function, const void* context);
+  WalkReport walk_erased(Walk walk, Erased function, const void* context);
+  void work_shares(std::size_t thread, std::size_t place) noexcept;
+  void work(std::size_t thread);  // the life of an even worker
+  void help(std::size_t thread);  // and of a helper
 
   const Spin spin_;
   std::unique_ptr<Flag[]> arrivals_;        // [threads]
-  Flag start_;                              // a change starts a run
+  std::unique_ptr<Times[]> times_;          // [threads]
+  std::unique_ptr<Pair[]> pairs_;           // [threads / 2, rounded up]
+  Flag start_;                              // a change starts the even threads
   Flag release_;                            // thread 0 has seen all others arrive
   alignas(128) Erased function_ = nullptr;  // null: the pool ends
-  void* context_ = nullptr;
+  const void* context_ = nullptr;
+  Walk walk_ = Walk::kAll;
+  bool measures_ = false;
   std::mutex failure_mutex_;  // taken only by a thread whose function throws
   std::exception_ptr failure_;
   std::vector<std::thread> workers_;

@@ -1,7 +1,9 @@
 #include "device/cpu/step_program.h"
 
 #include <array>
+#include <chrono>
 #include <numeric>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -63,6 +65,71 @@ TEST(StepProgram, LetsThreadsArriveOnlyBeforeAnOpThatWaitsItself) {
   EXPECT_EQ(meetings_of(Use::kRead, Use::kReadAwaited), std::pair(std::size_t{0}, std::size_t{0}));
   EXPECT_EQ(barriers_of({{{&x, Use::kWritePart}}, {{&x, Use::kReadAwaited}}, {{&x, Use::kRead}}}), 1u) << "who does not wait itself";
   EXPECT_EQ(barriers_of({{{&x, Use::kReadAwaited}}, {{&x, Use::kWritePart}}}), 1u);
+}
+
+/// What ops with every kind of meeting leave behind, `rounds` programs of them walked as `walks` says in turn. Helpers leave at every
+/// barrier.
+std::vector<std::size_t> results_of(std::size_t threads, const std::vector<Walk>& walks, std::size_t rounds) {
+  ThreadPool pool(threads, {}, false, Turn(Turn::Time{}));
+  StepProgram program;
+  std::vector<std::size_t> values(threads, 1), sums(threads, 0), entered(threads, 0);
+  const auto sum_of = [&values] { return std::accumulate(values.begin(), values.end(), std::size_t{0}); };
+  for (std::size_t round = 0; round < rounds; ++round) {
+    for (int op = 0; op < 5; ++op) {
+      program.add(std::array<Access, 1>{{{&x, Use::kWritePart}}}, [&](std::size_t share) {
+        values[share] = values[share] * 31 + sums[(share + 1) % threads] + share;
+        ++entered[share];
+      });
+      program.add(std::array<Access, 1>{{{&x, Use::kReadAwaited}}}, [&](std::size_t share) {
+        pool.await_others(share);
+        sums[share] = sum_of() * (share + 1);
+      });
+      program.add(std::array<Access, 1>{{{&x, Use::kWrite}}}, [&](std::size_t share) { values[share] ^= sums[share]; });
+      program.add(std::array<Access, 1>{{{&x, Use::kRead}}}, [&](std::size_t share) { sums[share] += sum_of(); });
+    }
+    const WalkReport report = program.run(pool, walks[round % walks.size()]);
+    EXPECT_EQ(program.barriers(), 14u);  // before each kWrite, kRead and, but for the first, kWritePart
+    EXPECT_EQ(program.arrivals(), 5u);
+    EXPECT_LE(report.missed, report.parts);
+    if (round % 7 == 0) pool.run([&](std::size_t thread) { ++entered[thread]; });
+  }
+  EXPECT_EQ(entered, std::vector<std::size_t>(threads, 5 * rounds + (rounds + 6) / 7));
+  values.insert(values.end(), sums.begin(), sums.end());
+  return values;
+}
+
+TEST(StepProgram, GivesTheSameResultsWhoeverWalksIt) {
+  constexpr std::size_t kRounds = 200;
+  for (const std::size_t threads : {1, 2, 3, 4, 5, 9}) {
+    const auto expected = results_of(threads, {Walk::kAll}, kRounds);
+    EXPECT_EQ(results_of(threads, {Walk::kHalf}, kRounds), expected) << threads << " threads";
+    EXPECT_EQ(results_of(threads, {Walk::kAsTheyCan}, kRounds), expected) << threads << " threads";
+    EXPECT_EQ(results_of(threads, {Walk::kAll, Walk::kHalf, Walk::kAsTheyCan, Walk::kAsTheyCan, Walk::kHalf}, kRounds), expected)
+        << threads << " threads";
+  }
+}
+
+TEST(StepProgram, SaysHowAWalkWent) {
+  ThreadPool pool(2);
+  StepProgram program;
+  std::array<std::thread::id, 2> walkers;
+  const auto walk = [&](Walk how) {
+    program.add(std::array<Access, 1>{{{&x, Use::kWrite}}}, [&](std::size_t share) {
+      walkers[share] = std::this_thread::get_id();
+      if (share == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    });
+    program.add(std::array<Access, 1>{{{&x, Use::kRead}}}, [](std::size_t) {});
+    return program.run(pool, how);
+  };
+  const WalkReport all = walk(Walk::kAll);
+  EXPECT_NE(walkers[0], walkers[1]);
+  EXPECT_GE(all.wall, std::chrono::milliseconds(20));
+  EXPECT_LT(all.computed, std::chrono::milliseconds(15)) << "to wait for the helper is no computing";
+  EXPECT_LT(all.kept_off, std::chrono::milliseconds(15)) << "it was not kept off its processor either";
+  EXPECT_EQ(all.missed, 0u);
+  const WalkReport half = walk(Walk::kHalf);
+  EXPECT_EQ(walkers[0], walkers[1]);
+  EXPECT_GE(half.kept_off, std::chrono::milliseconds(15)) << "it slept in an op";
 }
 
 TEST(StepProgram, LetsAThreadThatWaitsForTheOthersSeeWhatTheyWrote) {
