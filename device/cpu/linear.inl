@@ -199,6 +199,9 @@ template <DType kType, int P, int T>
 LOCKSTEP_INLINE void tiles_over_tokens(const LinearArgs& args, TilePlace at, std::size_t from, std::size_t to, const Step* step) {
   at.token = from;
   for (; at.token + T <= to; at.token += T) any_tile<kType, P, T>(args, at, step);
+  if constexpr (T > 8) {
+    for (; at.token + 8 <= to; at.token += 8) any_tile<kType, P, 8>(args, at, step);
+  }
   if constexpr (T > 6) {
     for (; at.token + 6 <= to; at.token += 6) any_tile<kType, P, 6>(args, at, step);
   }
@@ -302,7 +305,7 @@ LOCKSTEP_INLINE void float_linear(const LinearArgs& args, const std::byte* weigh
 /// One panel at a time: one stream of weights, and what it takes to unpack them is shared by as many tokens as the registers hold.
 template <DType kType>
 LOCKSTEP_INLINE void block_linear(const LinearArgs& args, const std::byte* weights, std::size_t first, std::size_t end) {
-  constexpr int kTokens = kAccumulators >= 16 ? 8 : 4;
+  constexpr int kTokens = kAccumulators >= 16 ? 12 : 4;
   for (std::size_t from = 0; from < args.num_tokens; from += kTokenBlock) {
     const std::size_t to = from + kTokenBlock < args.num_tokens ? from + kTokenBlock : args.num_tokens;
     TilePlace at{weights, 16, args.panel_bytes, first * 16, from, 0};
