@@ -33,8 +33,8 @@ constexpr std::chrono::microseconds longest_spin(Spin spin) {
   return std::chrono::microseconds(kLongest[static_cast<int>(spin)]);
 }
 
-/// Looks until `ready()` holds, for half a millisecond or 4 us at most; measured in time because a pause takes 10 ns on one processor and
-/// 50 on another. Returns whether it holds. `began`, if given, is set to about the time of the call, unless the first looks are enough.
+/// Looks until `ready()` holds, for longest_spin() at most; measured in time because a pause takes 10 ns on one processor and 50 on
+/// another. Returns whether it holds. `began`, if given, is set to about the time of the call, unless the first looks are enough.
 template <class Ready>
 bool spin_until(const Ready& ready, Spin spin, std::chrono::steady_clock::time_point* began = nullptr) noexcept {
   using Clock = std::chrono::steady_clock;
