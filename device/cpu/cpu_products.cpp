@@ -36,8 +36,9 @@ void CpuDevice::linear(const Matrix& in, std::size_t num_rows, const Weight& wei
   float* to = begin_product(in, num_rows, w, bias, out, out_column);
   if (num_rows == 0 || w.spec().rows == 0) return;
   const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
-  submit({read_of(source)[0], {out.data, Use::kWritePart, &w}}, [=, this, &w, stride = out.columns](std::size_t thread) {
-    multiply(thread, copies_.at(source, thread), num_rows, w, bias, to, stride);
+  const RowAccesses accesses{{read_of(source)[0], {out.data, Use::kWritePart, &w}}};
+  submit_pieces(accesses, pieces_of(w, num_rows), [=, this, &w, stride = out.columns](std::size_t thread, Piece piece) {
+    multiply(thread, copies_.at(source, thread), num_rows, w, piece, bias, to, stride);
   });
 }
 
@@ -84,15 +85,17 @@ void CpuDevice::linear_top(const Matrix& in, std::size_t num_rows, const Weight&
   if (num_rows == 0) return;
   const std::size_t step = std::max<std::size_t>(kStepBytes / (num_rows * kLanes * sizeof(float)) / kTogether, 1) * kTogether;
   const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
-  submit({read_of(source)[0], {logits.data, Use::kWritePart, &w}}, [=, this, &w, stride = logits.columns](std::size_t thread) {
+  const RowAccesses accesses{{read_of(source)[0], {logits.data, Use::kWritePart, &w}}};
+  submit_pieces(accesses, pieces_of(w, num_rows), [=, this, &w, stride = logits.columns](std::size_t thread, Piece piece) {
     const PackedShape& shape = w.part(0).shape();
     LinearArgs args = product_args(copies_.at(source, thread), num_rows, w, 0);
     args.bias = bias;
     args.out = to;
     args.out_stride = stride;
-    const std::size_t begin = shape.share_begin(thread), end = shape.share_begin(thread + 1);
-    for (std::size_t panel = begin; panel < end; panel += step) {
-      const std::size_t next = std::min(panel + step, end);
+    const std::size_t begin = shape.share_begin(thread);
+    const Share panels = panels_of(shape, thread, piece);
+    for (std::size_t panel = panels.first; panel < panels.end; panel += step) {
+      const std::size_t next = std::min(panel + step, panels.end);
       kernels_.linear(args, w.part(0).share(thread) + (panel - begin) * shape.panel_bytes(), panel, next, scratch_[thread].data());
       for (std::size_t t = 0; t < num_rows; ++t) {
         Top& top = tops_[t * pool_.size() + thread];
@@ -123,8 +126,27 @@ LinearArgs CpuDevice::product_args(const Matrix& in, std::size_t num_rows, const
   return args;
 }
 
-void CpuDevice::multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
-                         std::size_t out_stride) {
+/// Into how many pieces a product is cut: so that a thread does a piece in some hundred microseconds, after which helpers may come and go.
+std::size_t CpuDevice::pieces_of(const LinearWeight& w, std::size_t num_rows) {
+  constexpr std::size_t kPieceBytes = std::size_t{2} << 20, kFreeRows = 16;  // of the latter, as long as reading the weights takes
+  std::size_t bytes = 0, panels = SIZE_MAX;
+  for (std::size_t part = 0; part < w.num_parts(); ++part) {
+    const PackedShape& shape = w.part(part).shape();
+    bytes += shape.share_bytes(0);
+    panels = std::min(panels, shape.share_begin(1));
+  }
+  return std::clamp<std::size_t>(bytes * (kFreeRows + num_rows) / kFreeRows / kPieceBytes, 1, std::max<std::size_t>(panels / kWidePanel, 1));
+}
+
+/// The panels of a thread's share that belong to a piece: whole wide panels, but at the end.
+Share CpuDevice::panels_of(const PackedShape& shape, std::size_t thread, Piece piece) {
+  const std::size_t begin = shape.share_begin(thread), end = shape.share_begin(thread + 1);
+  const auto border = [&](std::size_t i) { return i == piece.count ? end : begin + (end - begin) * i / piece.count / kWidePanel * kWidePanel; };
+  return {border(piece.index), border(piece.index + 1)};
+}
+
+void CpuDevice::multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, Piece piece, const float* bias,
+                         float* out, std::size_t out_stride) {
   std::size_t begin = 0;
   for (std::size_t part = 0; part < w.num_parts(); ++part) {
     const PackedShape& shape = w.part(part).shape();
@@ -132,7 +154,9 @@ void CpuDevice::multiply(std::size_t thread, const Matrix& in, std::size_t num_r
     args.bias = bias == nullptr ? nullptr : bias + begin;
     args.out = out + begin;
     args.out_stride = out_stride;
-    kernels_.linear(args, w.part(part).share(thread), shape.share_begin(thread), shape.share_begin(thread + 1), scratch_[thread].data());
+    const Share panels = panels_of(shape, thread, piece);
+    const std::byte* weights = w.part(part).share(thread) + (panels.first - shape.share_begin(thread)) * shape.panel_bytes();
+    kernels_.linear(args, weights, panels.first, panels.end, scratch_[thread].data());
     begin += shape.rows;
   }
 }

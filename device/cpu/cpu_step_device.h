@@ -130,8 +130,9 @@ class CpuDevice final : public Device {
   void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) override;
   std::span<const std::byte> read_selection() override { return selection_.found(); }
 
-  /// Barriers within the latest program, for tests.
+  /// Within the latest program, for tests.
   std::size_t barriers() const { return program_.barriers(); }
+  std::size_t openings() const { return program_.openings(); }
 
  private:
   using RowAccesses = std::array<Access, 2>;
@@ -174,6 +175,11 @@ class CpuDevice final : public Device {
     std::size_t first, whole_end, end;
   };
 
+  /// Of the work of an op.
+  struct Piece {
+    std::size_t index, count;
+  };
+
   /// Queries, keys and values that attention is to rotate and append.
   struct Rotation {
     const float* rows = nullptr;
@@ -210,6 +216,14 @@ class CpuDevice final : public Device {
     if (recording_) return program_.add({accesses.begin(), accesses.size()}, op);
     const FloatMode mode;
     pool_.run(op);
+  }
+
+  /// op(thread, piece) for each of `count` pieces, one behind the other.
+  template <class Op>
+  void submit_pieces(const RowAccesses& accesses, std::size_t count, const Op& op) {
+    if (!recording_) count = 1;
+    submit({accesses[0], accesses[1]}, [op, count](std::size_t thread) { op(thread, {0, count}); });
+    for (std::size_t i = 1; i < count; ++i) program_.add_piece([op, i, count](std::size_t thread) { op(thread, {i, count}); });
   }
 
   /// op(thread, row) for every row, each thread its part.
@@ -309,8 +323,10 @@ class CpuDevice final : public Device {
   float* begin_product(const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, const Matrix& out,
                        std::size_t out_column);
   static LinearArgs product_args(const Matrix& in, std::size_t num_rows, const LinearWeight& w, std::size_t part);
-  void multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, float* out,
-                std::size_t out_stride);
+  static std::size_t pieces_of(const LinearWeight& w, std::size_t num_rows);
+  static Share panels_of(const PackedShape& shape, std::size_t thread, Piece piece);
+  void multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, Piece piece, const float* bias,
+                float* out, std::size_t out_stride);
 
   void note_product(const LinearWeight& weight, const Matrix& out, std::size_t out_column, std::size_t num_rows);
   /// The weight of the latest product if `matrix` is what it wrote, packed in so many parts.

@@ -12,11 +12,15 @@ StepProgram::Entry& StepProgram::next_entry() {
 WalkReport StepProgram::run(ThreadPool& pool, Walk walk) {
   meetings_ = {};
   for (std::size_t i = 0; i < size_; ++i) ++meetings_[static_cast<std::size_t>(entries_[i].before)];
-  const WalkReport report = pool.walk(walk, [this, &pool](std::size_t thread, std::size_t place) noexcept {
+  const bool opens = walk == Walk::kAsTheyCan;
+  const WalkReport report = pool.walk(walk, [this, &pool, opens](std::size_t thread, std::size_t place) noexcept {
     for (std::size_t i = place; i < size_; ++i) {
       const Entry& entry = entries_[i];
-      if (i != place && entry.before == Meeting::kBarrier && pool.leave_at_barrier(thread, i)) return;
-      if (i != place && entry.before == Meeting::kArrival) pool.arrive(thread);
+      if (i != place) {
+        const bool meets = entry.before == Meeting::kBarrier || (opens && entry.before == Meeting::kOpening);
+        if (meets && pool.leave_at_barrier(thread, i)) return;
+        if (entry.before == Meeting::kArrival) pool.arrive(thread);
+      }
       entry.call(entry.stored, thread);
       if (pool.does_neighbours(thread)) entry.call(entry.stored, thread + 1);
     }

@@ -47,18 +47,32 @@ class StepProgram {
     new (entry.stored) Op(op);
   }
 
+  /// Appends another piece of the latest op, which touches nothing but what that does: threads do not meet before it, except where helpers
+  /// come and go, so that those need not wait for the end of a long op.
+  template <class Op>
+  void add_piece(const Op& op) {
+    add({}, op);
+    entries_[size_ - 1].before = Meeting::kOpening;
+  }
+
   bool empty() const { return size_ == 0; }
   /// Walks what was added, and forgets it.
   WalkReport run(ThreadPool& pool, Walk walk = Walk::kAll);
   void clear();
   /// Barriers of the latest run, the join at its end not counted.
   std::size_t barriers() const { return count(Meeting::kBarrier); }
-  /// Likewise, of arrivals.
+  /// Likewise, of arrivals, and of places where only those meet whose helpers come and go.
   std::size_t arrivals() const { return count(Meeting::kArrival); }
+  std::size_t openings() const { return count(Meeting::kOpening); }
 
  private:
   static constexpr std::size_t kOpBytes = 304;
-  enum class Meeting : std::uint8_t { kNone, kArrival, kBarrier };
+  enum class Meeting : std::uint8_t {
+    kNone,
+    kOpening,  // a barrier where helpers come and go, else nothing
+    kArrival,
+    kBarrier,
+  };
   struct Entry {
     void (*call)(const void* stored, std::size_t thread);
     Meeting before;
@@ -80,7 +94,7 @@ class StepProgram {
   std::vector<Entry> entries_;  // the first size_ are the program
   std::size_t size_ = 0;
   std::vector<Touched> touched_;
-  std::array<std::size_t, 3> meetings_{};  // of the latest run, of each kind
+  std::array<std::size_t, 4> meetings_{};  // of the latest run, of each kind
 };
 
 }  // namespace lockstep::device::cpu

@@ -151,7 +151,7 @@ void ThreadPool::begin_pair(std::size_t thread) noexcept {
   if (pair.rests.load(std::memory_order_relaxed) != rests) pair.rests.store(rests, std::memory_order_relaxed);
   if (walk_ == Walk::kAll) return call_helper(thread, 0);
   if (walk_ == Walk::kHalf) return;
-  if (pair.call.sleepers.load(std::memory_order_relaxed) != 0) futex_wake_all(pair.call.epoch);
+  wake_helper(pair);
   if (helper_is_present(pair)) return call_helper(thread, 0);
   pair.missed = 1;
 }
@@ -161,6 +161,11 @@ void ThreadPool::call_helper(std::size_t thread, std::size_t place) noexcept {
   pair.alone = false;
   pair.place = place;
   advance(pair.call);
+}
+
+/// To be asked, not called: it may be long until it has its processor.
+void ThreadPool::wake_helper(Pair& pair) noexcept {
+  if (pair.call.sleepers.load(std::memory_order_relaxed) != 0) futex_wake_all(pair.call.epoch);
 }
 
 /// Asks anew: what it said before may have been just before it lost its processor.
@@ -183,6 +188,8 @@ void ThreadPool::look_for_helper(std::size_t thread, std::uint32_t epoch, std::s
     pair.present.store(false, std::memory_order_relaxed);
   } else if (pair.alone && pair.present.load(std::memory_order_relaxed) && helper_is_present(pair)) {
     call_helper(thread, place);
+  } else if (pair.alone) {
+    wake_helper(pair);
   }
   if (pair.alone) ++pair.missed;
 }

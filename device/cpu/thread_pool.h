@@ -102,6 +102,7 @@ class ThreadPool {
   std::uint32_t advance_shares(std::size_t thread) noexcept;
   void begin_pair(std::size_t thread) noexcept;
   void call_helper(std::size_t thread, std::size_t place) noexcept;
+  static void wake_helper(Pair& pair) noexcept;
   static bool helper_is_present(Pair& pair) noexcept;
   void look_for_helper(std::size_t thread, std::uint32_t epoch, std::size_t place) noexcept;
   static void come_back(Pair& pair, Nanoseconds from, Nanoseconds to) noexcept;

@@ -80,6 +80,7 @@ std::vector<std::size_t> results_of(std::size_t threads, const std::vector<Walk>
         values[share] = values[share] * 31 + sums[(share + 1) % threads] + share;
         ++entered[share];
       });
+      for (int piece = 0; piece < 2; ++piece) program.add_piece([&](std::size_t share) { values[share] += share; });
       program.add(std::array<Access, 1>{{{&x, Use::kReadAwaited}}}, [&](std::size_t share) {
         pool.await_others(share);
         sums[share] = sum_of() * (share + 1);
@@ -90,6 +91,7 @@ std::vector<std::size_t> results_of(std::size_t threads, const std::vector<Walk>
     const WalkReport report = program.run(pool, walks[round % walks.size()]);
     EXPECT_EQ(program.barriers(), 14u);  // before each kWrite, kRead and, but for the first, kWritePart
     EXPECT_EQ(program.arrivals(), 5u);
+    EXPECT_EQ(program.openings(), 10u);
     EXPECT_LE(report.missed, report.parts);
     if (round % 7 == 0) pool.run([&](std::size_t thread) { ++entered[thread]; });
   }
@@ -106,6 +108,18 @@ TEST(StepProgram, GivesTheSameResultsWhoeverWalksIt) {
     EXPECT_EQ(results_of(threads, {Walk::kAsTheyCan}, kRounds), expected) << threads << " threads";
     EXPECT_EQ(results_of(threads, {Walk::kAll, Walk::kHalf, Walk::kAsTheyCan, Walk::kAsTheyCan, Walk::kHalf}, kRounds), expected)
         << threads << " threads";
+  }
+}
+
+TEST(StepProgram, LetsHelpersComeAndGoBetweenThePiecesOfALongOp) {
+  ThreadPool pool(2);
+  StepProgram program;
+  for (const auto& [walk, parts] : {std::pair(Walk::kAll, std::size_t{1}), std::pair(Walk::kAsTheyCan, std::size_t{4})}) {
+    program.add(std::array<Access, 1>{{{&x, Use::kWrite}}}, [](std::size_t) {});
+    for (int piece = 0; piece < 3; ++piece) program.add_piece([](std::size_t) {});
+    EXPECT_EQ(program.run(pool, walk).parts, parts);
+    EXPECT_EQ(program.openings(), 3u);
+    EXPECT_EQ(program.barriers(), 0u);
   }
 }
 

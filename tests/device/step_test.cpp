@@ -145,6 +145,55 @@ TEST(Step, GivesTheBitsOfOneThreadOnAnyNumber) {
   }
 }
 
+/// The product of 300 tokens, and their tops.
+struct ProductAndTops {
+  std::vector<float> product;
+  std::vector<Top> tops;
+  std::size_t openings;
+};
+
+ProductAndTops multiply(DType dtype, const CpuOptions& options, bool parts) {
+  constexpr std::size_t kTokens = 300, kRows = 4160, kColumns = 512;
+  cpu::CpuDevice device(options);
+  StoredWeight stored = make_weight(dtype, kRows, kColumns, make_leaves(dtype, kColumns, 2), 1);
+  if (parts) stored.spec.part_rows = {2048, 2112};
+  const std::unique_ptr<Weight> weight = device.load_weight(stored.spec, stored.reader());
+  const OwnedMatrix in = make_matrix(device, device.activation_for(dtype), kTokens, kColumns);
+  const OwnedMatrix floats = make_matrix(device, Activation::kFloat32, kTokens, kColumns);
+  const OwnedMatrix out = make_matrix(device, Activation::kFloat32, kTokens, kRows);
+  device.write_floats(random_floats(kTokens * kColumns, 2), floats.matrix.data);
+  const StepBatch batch;
+  device.begin_step(batch);
+  device.run_step([&] {
+    device.norm(floats.matrix, kTokens, Norm::rms(nullptr, 1e-5f), in.matrix);
+    device.linear_top(in.matrix, kTokens, *weight, nullptr, out.matrix, {});
+  });
+  ProductAndTops result{{}, std::vector<Top>(kTokens), device.openings()};
+  device.read_tops(result.tops);
+  result.product = download(device, out.matrix, kTokens);
+  return result;
+}
+
+TEST(Step, GivesTheSameBitsWhoeverDoesThePiecesOfALongProduct) {
+  for (const DType dtype : {DType::kF16, DType::kQ4_0}) {
+    for (const bool parts : {false, true}) {
+      const ProductAndTops alone = multiply(dtype, {.num_threads = 1}, parts);
+      EXPECT_EQ(alone.openings, 0u);
+      for (const std::size_t threads : {2, 3}) {
+        for (const cpu::Walk walk : {cpu::Walk::kAll, cpu::Walk::kAsTheyCan, cpu::Walk::kHalf}) {
+          const ProductAndTops together = multiply(dtype, {.num_threads = threads, .walk = walk}, parts);
+          EXPECT_GT(together.openings, 0u) << "it is not long";
+          EXPECT_EQ(count_different(alone.product, together.product), 0u) << info(dtype).name << ", " << threads << " threads";
+          for (std::size_t t = 0; t < alone.tops.size(); ++t) {
+            EXPECT_EQ(alone.tops[t].id, together.tops[t].id);
+            EXPECT_EQ(alone.tops[t].logit, together.tops[t].logit);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Step, MeetsFourTimesALayerWhateverTheHeadsAndThreads) {
   for (const Shape& shape : kShapes) {
     for (const std::size_t threads : {2, 3, 4, 7, 10}) {
