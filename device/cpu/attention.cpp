@@ -153,16 +153,7 @@ void AttentionRunner::share_out_spans() {
 }
 
 /// Decode: one counter for each cut item, of its parts that are done. Prefill: one, the next piece.
-std::size_t AttentionRunner::begin_call() {
-  const std::size_t wanted = decode_ ? num_cut_ : 1, first = used_counters_;
-  used_counters_ += wanted;
-  if (used_counters_ > capacity_counters_) {
-    capacity_counters_ = std::max<std::size_t>(256, 2 * used_counters_);
-    counters_ = std::make_unique<std::atomic<std::uint32_t>[]>(capacity_counters_);
-  }
-  for (std::size_t i = first; i < used_counters_; ++i) counters_[i].store(0, std::memory_order_relaxed);
-  return first;
-}
+std::size_t AttentionRunner::begin_call() { return counters_.take(decode_ ? num_cut_ : 1); }
 
 KeysPlace AttentionRunner::keys_of(const AttentionCall& call, const Item& item) const {
   const std::size_t table = StepBatch::first_entry(*item.sequence, call.block_table, call.cache.block_size);

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "device/cpu/kernels.h"
+#include "device/cpu/step_counters.h"
 #include "device/cpu/thread_pool.h"
 #include "device/device.h"
 
@@ -49,7 +48,7 @@ class AttentionRunner {
   bool can_append() const { return decode_ && !kv_head_is_split_; }
   /// Counters of one call, zero. Not within a run, and before the run of the call.
   std::size_t begin_call();
-  void end_calls() { used_counters_ = 0; }
+  void end_calls() { counters_.reset(); }
 
   /// A thread's part. All threads of the pool call it.
   void run(const AttentionCall& call, std::size_t thread) noexcept;
@@ -116,8 +115,7 @@ class AttentionRunner {
   std::uint32_t num_cut_ = 0;
 
   std::vector<float> partial_states_;
-  std::unique_ptr<std::atomic<std::uint32_t>[]> counters_;
-  std::size_t used_counters_ = 0, capacity_counters_ = 0;
+  StepCounters counters_;
   std::vector<std::vector<float>> scratch_;  // of each thread
 };
 

@@ -96,6 +96,7 @@ StepRows CpuDevice::begin_step(const StepBatch& batch) {
   step_ = &batch;
   attention_.forget_plan();
   attention_.end_calls();
+  counters_.reset();
   copies_.invalidate_all();
   products_ = {};
   return {batch.num_tokens(), batch.logit_rows.size()};

@@ -4,6 +4,12 @@
 #include "device/cpu/cpu_step_device.h"
 
 namespace lockstep::device::cpu {
+namespace {
+
+constexpr std::size_t kFreeRows = 16;     // as long as reading the weights takes
+constexpr std::size_t kPiecesOfPart = 8;  // behind which helpers come and go
+
+}  // namespace
 
 Top higher(const Top& first, const Top& behind) {
   Top top = behind.id >= 0 && (first.id < 0 || behind.logit > first.logit) ? behind : first;
@@ -35,10 +41,19 @@ void CpuDevice::linear(const Matrix& in, std::size_t num_rows, const Weight& wei
   const LinearWeight& w = static_cast<const LinearWeight&>(weight);
   float* to = begin_product(in, num_rows, w, bias, out, out_column);
   if (num_rows == 0 || w.spec().rows == 0) return;
-  const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
-  const RowAccesses accesses{{read_of(source)[0], {out.data, Use::kWritePart, &w}}};
-  submit_pieces(accesses, pieces_of(w, num_rows), [=, this, &w, stride = out.columns](std::size_t thread, Piece piece) {
-    multiply(thread, copies_.at(source, thread), num_rows, w, piece, bias, to, stride);
+  const Product product{num_rows == 1 ? copies_.find(in) : RowPlace{in}, num_rows, &w, bias, to, out.columns};
+  const Access read = read_of(product.in)[0];
+  const std::size_t pieces = pieces_of(w, num_rows), parts = std::max<std::size_t>(pieces / kPiecesOfPart, 1);
+  if (num_rows < kFreeRows || pieces < kPiecesOfPart) {
+    submit_parts({{read, {out.data, Use::kWritePart, &w}}}, parts,
+                 [=, this](std::size_t thread, PartOf part) { multiply(thread, product, thread, part); });
+    return;
+  }
+  products_ = {};  // who will have written what is open
+  if (!recording_) counters_.reset();
+  const std::size_t counters = counters_.take(pool_.size());
+  submit_parts({{read, {out.data, Use::kWritePart}}}, parts, [=, this](std::size_t thread, PartOf part) {
+    multiply_as_free(thread, product, pieces, counters, part.index + 1 == part.count);
   });
 }
 
@@ -86,14 +101,15 @@ void CpuDevice::linear_top(const Matrix& in, std::size_t num_rows, const Weight&
   const std::size_t step = std::max<std::size_t>(kStepBytes / (num_rows * kLanes * sizeof(float)) / kTogether, 1) * kTogether;
   const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
   const RowAccesses accesses{{read_of(source)[0], {logits.data, Use::kWritePart, &w}}};
-  submit_pieces(accesses, pieces_of(w, num_rows), [=, this, &w, stride = logits.columns](std::size_t thread, Piece piece) {
+  const std::size_t parts = std::max<std::size_t>(pieces_of(w, num_rows) / kPiecesOfPart, 1);
+  submit_parts(accesses, parts, [=, this, &w, stride = logits.columns](std::size_t thread, PartOf part) {
     const PackedShape& shape = w.part(0).shape();
     LinearArgs args = product_args(copies_.at(source, thread), num_rows, w, 0);
     args.bias = bias;
     args.out = to;
     args.out_stride = stride;
     const std::size_t begin = shape.share_begin(thread);
-    const Share panels = panels_of(shape, thread, piece);
+    const Share panels = panels_of(shape, thread, part);
     for (std::size_t panel = panels.first; panel < panels.end; panel += step) {
       const std::size_t next = std::min(panel + step, panels.end);
       kernels_.linear(args, w.part(0).share(thread) + (panel - begin) * shape.panel_bytes(), panel, next, scratch_[thread].data());
@@ -126,38 +142,57 @@ LinearArgs CpuDevice::product_args(const Matrix& in, std::size_t num_rows, const
   return args;
 }
 
-/// Into how many pieces a product is cut: so that a thread does a piece in some hundred microseconds, after which helpers may come and go.
-std::size_t CpuDevice::pieces_of(const LinearWeight& w, std::size_t num_rows) {
-  constexpr std::size_t kPieceBytes = std::size_t{2} << 20, kFreeRows = 16;  // of the latter, as long as reading the weights takes
-  std::size_t bytes = 0, panels = SIZE_MAX;
+/// Into how many pieces a thread's share of a product is cut, each of some 20 microseconds.
+std::size_t CpuDevice::pieces_of(const LinearWeight& w, std::size_t num_rows) const {
+  if (pool_.size() == 1) return 1;
+  constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+  std::size_t bytes = 0, panels = 1;
   for (std::size_t part = 0; part < w.num_parts(); ++part) {
     const PackedShape& shape = w.part(part).shape();
     bytes += shape.share_bytes(0);
-    panels = std::min(panels, shape.share_begin(1));
+    panels = std::max(panels, shape.share_begin(1) / shape.group_width(0, kWidePanel));
   }
-  return std::clamp<std::size_t>(bytes * (kFreeRows + num_rows) / kFreeRows / kPieceBytes, 1, std::max<std::size_t>(panels / kWidePanel, 1));
+  return std::clamp<std::size_t>(bytes * (kFreeRows + num_rows) / kFreeRows / kPieceBytes, 1, panels);
 }
 
-/// The panels of a thread's share that belong to a piece: whole wide panels, but at the end.
-Share CpuDevice::panels_of(const PackedShape& shape, std::size_t thread, Piece piece) {
-  const std::size_t begin = shape.share_begin(thread), end = shape.share_begin(thread + 1);
-  const auto border = [&](std::size_t i) { return i == piece.count ? end : begin + (end - begin) * i / piece.count / kWidePanel * kWidePanel; };
+/// The panels of a share that belong to a piece: whole groups, but at the end.
+Share CpuDevice::panels_of(const PackedShape& shape, std::size_t share, PartOf piece) {
+  const std::size_t begin = shape.share_begin(share), end = shape.share_begin(share + 1);
+  if (piece.count == 1) return {begin, end};
+  const std::size_t width = shape.group_width(0, kWidePanel);
+  const auto border = [&](std::size_t i) { return i == piece.count ? end : begin + (end - begin) * i / piece.count / width * width; };
   return {border(piece.index), border(piece.index + 1)};
 }
 
-void CpuDevice::multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, Piece piece, const float* bias,
-                         float* out, std::size_t out_stride) {
+/// A piece of a share, done by `thread`.
+void CpuDevice::multiply(std::size_t thread, const Product& product, std::size_t share, PartOf piece) {
+  const LinearWeight& w = *product.weight;
+  const Matrix in = copies_.at(product.in, thread);
   std::size_t begin = 0;
   for (std::size_t part = 0; part < w.num_parts(); ++part) {
     const PackedShape& shape = w.part(part).shape();
-    LinearArgs args = product_args(in, num_rows, w, part);
-    args.bias = bias == nullptr ? nullptr : bias + begin;
-    args.out = out + begin;
-    args.out_stride = out_stride;
-    const Share panels = panels_of(shape, thread, piece);
-    const std::byte* weights = w.part(part).share(thread) + (panels.first - shape.share_begin(thread)) * shape.panel_bytes();
+    LinearArgs args = product_args(in, product.num_rows, w, part);
+    args.bias = product.bias == nullptr ? nullptr : product.bias + begin;
+    args.out = product.out + begin;
+    args.out_stride = product.out_stride;
+    const Share panels = panels_of(shape, share, piece);
+    const std::byte* weights = w.part(part).share(share) + (panels.first - shape.share_begin(share)) * shape.panel_bytes();
     kernels_.linear(args, weights, panels.first, panels.end, scratch_[thread].data());
     begin += shape.rows;
+  }
+}
+
+/// The next pieces of the thread's own share, and then of those of others: whoever has the slower processor, or lost it for a while, does
+/// fewer. (Not for one token, whose weights are to be read in order.) `to_the_end`: of the product, not of this part of it.
+void CpuDevice::multiply_as_free(std::size_t thread, const Product& product, std::size_t pieces, std::size_t counters, bool to_the_end) {
+  std::size_t left = to_the_end ? SIZE_MAX : kPiecesOfPart;
+  for (std::size_t i = 0; i < pool_.size(); ++i) {
+    const std::size_t share = (thread + i) % pool_.size();
+    for (; left > 0; --left) {
+      const std::size_t piece = counters_[counters + share].fetch_add(1, std::memory_order_relaxed);
+      if (piece >= pieces) break;
+      multiply(thread, product, share, {piece, pieces});
+    }
   }
 }
 

@@ -17,6 +17,7 @@
 #include "device/cpu/memory.h"
 #include "device/cpu/row_copies.h"
 #include "device/cpu/selection.h"
+#include "device/cpu/step_counters.h"
 #include "device/cpu/step_program.h"
 #include "device/cpu/thread_pool.h"
 #include "device/cpu/weight.h"
@@ -175,8 +176,8 @@ class CpuDevice final : public Device {
     std::size_t first, whole_end, end;
   };
 
-  /// Of the work of an op.
-  struct Piece {
+  /// One of some parts of an op.
+  struct PartOf {
     std::size_t index, count;
   };
 
@@ -195,6 +196,15 @@ class CpuDevice final : public Device {
       const std::size_t begin = weight->share_row(thread, part), end = weight->share_row(thread + 1, part);
       return {(begin + columns - 1) / columns, std::max(end / columns, (begin + columns - 1) / columns), (end + columns - 1) / columns};
     }
+  };
+  /// What linear() was called with.
+  struct Product {
+    RowPlace in;
+    std::size_t num_rows;
+    const LinearWeight* weight;
+    const float* bias;
+    float* out;
+    std::size_t out_stride;
   };
   /// The latest product, or those whose outputs stand side by side in one matrix: its reader may find it shared out as it needs it.
   struct Products {
@@ -218,9 +228,9 @@ class CpuDevice final : public Device {
     pool_.run(op);
   }
 
-  /// op(thread, piece) for each of `count` pieces, one behind the other.
+  /// op(thread, part) for each of `count` parts of a long op, one behind the other.
   template <class Op>
-  void submit_pieces(const RowAccesses& accesses, std::size_t count, const Op& op) {
+  void submit_parts(const RowAccesses& accesses, std::size_t count, const Op& op) {
     if (!recording_) count = 1;
     submit({accesses[0], accesses[1]}, [op, count](std::size_t thread) { op(thread, {0, count}); });
     for (std::size_t i = 1; i < count; ++i) program_.add_piece([op, i, count](std::size_t thread) { op(thread, {i, count}); });
@@ -323,10 +333,10 @@ class CpuDevice final : public Device {
   float* begin_product(const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, const Matrix& out,
                        std::size_t out_column);
   static LinearArgs product_args(const Matrix& in, std::size_t num_rows, const LinearWeight& w, std::size_t part);
-  static std::size_t pieces_of(const LinearWeight& w, std::size_t num_rows);
-  static Share panels_of(const PackedShape& shape, std::size_t thread, Piece piece);
-  void multiply(std::size_t thread, const Matrix& in, std::size_t num_rows, const LinearWeight& w, Piece piece, const float* bias,
-                float* out, std::size_t out_stride);
+  std::size_t pieces_of(const LinearWeight& w, std::size_t num_rows) const;
+  static Share panels_of(const PackedShape& shape, std::size_t share, PartOf piece);
+  void multiply(std::size_t thread, const Product& product, std::size_t share, PartOf piece);
+  void multiply_as_free(std::size_t thread, const Product& product, std::size_t pieces, std::size_t counters, bool to_the_end);
 
   void note_product(const LinearWeight& weight, const Matrix& out, std::size_t out_column, std::size_t num_rows);
   /// The weight of the latest product if `matrix` is what it wrote, packed in so many parts.
@@ -357,6 +367,7 @@ class CpuDevice final : public Device {
   RowCopies copies_;
   AttentionRunner attention_;
   StepProgram program_;
+  StepCounters counters_;
   Crew crew_;
   const std::optional<Walk> walk_;
   bool recording_ = false;

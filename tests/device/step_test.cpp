@@ -145,7 +145,7 @@ TEST(Step, GivesTheBitsOfOneThreadOnAnyNumber) {
   }
 }
 
-/// The product of 300 tokens, and their tops.
+/// The product of 150 tokens, and their tops.
 struct ProductAndTops {
   std::vector<float> product;
   std::vector<Top> tops;
@@ -153,10 +153,10 @@ struct ProductAndTops {
 };
 
 ProductAndTops multiply(DType dtype, const CpuOptions& options, bool parts) {
-  constexpr std::size_t kTokens = 300, kRows = 4160, kColumns = 512;
+  constexpr std::size_t kTokens = 150, kRows = 8320, kColumns = 512;
   cpu::CpuDevice device(options);
   StoredWeight stored = make_weight(dtype, kRows, kColumns, make_leaves(dtype, kColumns, 2), 1);
-  if (parts) stored.spec.part_rows = {2048, 2112};
+  if (parts) stored.spec.part_rows = {4096, 4224};
   const std::unique_ptr<Weight> weight = device.load_weight(stored.spec, stored.reader());
   const OwnedMatrix in = make_matrix(device, device.activation_for(dtype), kTokens, kColumns);
   const OwnedMatrix floats = make_matrix(device, Activation::kFloat32, kTokens, kColumns);
