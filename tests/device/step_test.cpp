@@ -125,6 +125,7 @@ const std::vector<Shape> kShapes = {
     {9, 3, 32, 288, 288, DType::kQ8_0, DType::kQ8_0, false},  // a block of the inner columns may lie in the shares of two threads
     {9, 3, 64, 576, 1536, DType::kQ4_0, DType::kQ8_0, false}, {8, 2, 64, 512, 1024, DType::kQ4_1, DType::kQ4_1, true},
     {10, 5, 32, 320, 96, DType::kF32, DType::kF32, true},     {7, 1, 32, 224, 160, DType::kF16, DType::kF16, false},
+    {16, 8, 64, 1024, 2048, DType::kF32, DType::kF32, true},  // on two threads its products of 33 rows are taken in pieces
 };
 
 TEST(Step, GivesTheBitsOfOneThreadOnAnyNumber) {
