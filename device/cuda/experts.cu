@@ -38,7 +38,32 @@ const CudaWeight& own(const Weight* weight) { return static_cast<const CudaWeigh
 void require_alike(const Weight* weight, const Weight* first) {
   const WeightSpec &a = weight->spec(), &b = first->spec();
   if (a.rows != b.rows || a.columns != b.columns || a.dtype != b.dtype || a.leaves != b.leaves)
-    throw std::invalid_argument("'" + a.name + "' and '" + b.name + "': the experts of a layer must have the same shapes, types and leaves");
+    throw std::invalid_argument("'" + a.name + "' and '" + b.name +
+                                "': the experts of a layer must have the same shapes, types and leaves");
+}
+
+/// The addresses of a layer's table, in their order.
+template <class Visit>
+void for_each_address(std::span<const Expert> experts, const Visit& visit) {
+  for (const Expert& each : experts) {
+    visit(own(each.gate_up).data());
+    visit(each.gate_up_bias);
+  }
+  for (const Expert& each : experts) {
+    visit(own(each.down).data());
+    visit(nullptr);
+  }
+  for (const Expert& each : experts) visit(each.down_bias);
+}
+
+/// Asked in every step that is not recorded. Other weights may stand where those of the layer have been.
+bool is_table_of(std::span<const Expert> experts, std::span<const void* const> addresses) {
+  std::size_t visited = 0, same = 0;
+  for_each_address(experts, [&](const void* address) {
+    if (visited < addresses.size() && addresses[visited] == address) ++same;
+    ++visited;
+  });
+  return visited == addresses.size() && same == visited;
 }
 
 /// The most tiles that rows of experts can make.
@@ -80,17 +105,14 @@ Rows ExpertSums::matrix(DeviceMemory& memory, Activation type, std::size_t most_
 }
 
 const ExpertSums::Table& ExpertSums::table_of(const Launch& where, std::span<const Expert> experts) {
-  std::vector<const void*> addresses;
-  for (const Expert& each : experts) addresses.insert(addresses.end(), {own(each.gate_up).data(), each.gate_up_bias});
-  for (const Expert& each : experts) addresses.insert(addresses.end(), {own(each.down).data(), nullptr});
-  for (const Expert& each : experts) addresses.push_back(each.down_bias);
   Table& table = tables_[experts.front().gate_up];
-  if (table.addresses == addresses) return table;
+  if (is_table_of(experts, table.addresses)) return table;
   for (const Expert& each : experts) {
     require_alike(each.gate_up, experts.front().gate_up);
     require_alike(each.down, experts.front().down);
   }
-  table.addresses = std::move(addresses);
+  table.addresses.clear();
+  for_each_address(experts, [&](const void* address) { table.addresses.push_back(address); });
   table.num_experts = experts.size();
   const std::size_t bytes = table.addresses.size() * sizeof(void*);
   table.memory = DeviceMemory(bytes, "the addresses of experts");

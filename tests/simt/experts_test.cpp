@@ -302,6 +302,12 @@ TEST_F(CudaExperts, AreFiveLaunchesHoweverManyThereAre) {
       EXPECT_EQ(simt::counters().launches - before.launches, 5u) << experts;
       EXPECT_EQ(simt::counters().host_to_device - before.host_to_device, copies) << experts;
     }
+    std::vector<Expert> exchanged = scene.experts;
+    std::swap(exchanged[1], exchanged.back());
+    const simt::Counters before = simt::counters();
+    sums.run(stream_.launch(), in.rows, 3, by.rows, nullptr, {exchanged, kPerToken, {}, scene.leaves}, out.rows);
+    stream_.synchronize();
+    EXPECT_EQ(simt::counters().host_to_device - before.host_to_device, 1u) << "other weights, behind the same first one";
   }
 }
 
