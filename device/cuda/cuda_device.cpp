@@ -148,6 +148,11 @@ class CudaDeviceOnStream final : public CudaDevice {
 
   std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) override { return std::make_unique<CudaKvCache>(spec); }
 
+  std::size_t experts_bytes(std::size_t max_tokens, std::size_t per_token, const WeightSpec& gate_up,
+                            const WeightSpec& down) const override {
+    return ExpertSums(max_tokens).memory_bytes(per_token, gate_up, down);
+  }
+
   std::size_t free_bytes() const override {
     std::size_t free = 0;
     std::size_t total = 0;
