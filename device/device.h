@@ -272,6 +272,13 @@ class Device {
   virtual std::size_t matrix_bytes(Activation type, std::size_t rows, std::size_t columns) const = 0;
   virtual std::unique_ptr<Weight> load_weight(WeightSpec spec, const ReadRows& read) = 0;
   virtual std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) = 0;
+  /// Memory that experts() takes for itself at the first step, for steps of up to `max_tokens`; all layers share it. `gate_up` and `down`
+  /// are those of an expert. 0 where free_bytes() is.
+  virtual std::size_t experts_bytes(std::size_t max_tokens, std::size_t per_token, const WeightSpec& gate_up,
+                                    const WeightSpec& down) const {
+    static_cast<void>(max_tokens), static_cast<void>(per_token), static_cast<void>(gate_up), static_cast<void>(down);
+    return 0;
+  }
   /// Memory that is free now, where the device has its own; else 0, and budgets are about the host's memory.
   virtual std::size_t free_bytes() const { return 0; }
   virtual void synchronize() = 0;

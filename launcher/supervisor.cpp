@@ -1,13 +1,10 @@
 #include "launcher/supervisor.h"
 
 #include <algorithm>
-#include <array>
 #include <csignal>
 #include <cstring>
-#include <deque>
 #include <list>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include <boost/asio.hpp>
@@ -17,9 +14,10 @@
 #include <unistd.h>
 
 #include "launcher/child_process.h"
+#include "launcher/command_errors.h"
 #include "launcher/control_protocol.h"
-#include "launcher/mpirun.h"
 #include "launcher/progress.h"
+#include "launcher/rank_state.h"
 
 namespace lockstep::launcher {
 
@@ -34,20 +32,7 @@ constexpr std::chrono::milliseconds kWatchInterval{200};
 constexpr std::chrono::milliseconds kSettleTime{50};
 /// What mpirun says of a death, and its own, are here by then.
 constexpr std::chrono::milliseconds kVerdictTime{200};
-constexpr std::chrono::seconds kLeastSilence{3};     // heartbeats come several times a second, but a busy machine may hold one back
-constexpr std::chrono::seconds kStartDeadline{120};  // for every rank to say hello
-constexpr std::chrono::seconds kExitDeadline{10};    // for the command to end once every rank has said bye
-
-/// What the launcher knows of a rank.
-struct Rank {
-  enum class State { kAbsent, kRunning, kSaidBye, kGone };
-  State state = State::kAbsent;
-  pid_t pid = 0;
-  std::optional<int> exit_code;
-  control::At at;
-  Clock::time_point last_heard;
-  Clock::time_point last_moved;
-};
+constexpr std::chrono::seconds kExitDeadline{10};  // for the command to end once every rank has said bye
 
 struct Connection {
   explicit Connection(Socket accepted) : socket(std::move(accepted)) {}
@@ -55,12 +40,6 @@ struct Connection {
   std::string inbox;
   int rank = -1;  // not known before its hello
 };
-
-std::string place(const Rank& rank) {
-  if (rank.state == Rank::State::kAbsent) return "not started";
-  const std::string name = rank.at.name.empty() ? "start" : rank.at.name;
-  return rank.at.step == 0 ? name : fmt::format("step {}, {}", rank.at.step, name);
-}
 
 std::string signal_text(int signal) { return fmt::format("signal {}, {}", signal, strsignal(signal)); }
 
@@ -85,7 +64,7 @@ class Supervisor {
         kill_timer_(context_),
         reap_timer_(context_),
         verdict_timer_(context_),
-        errors_(context_) {}
+        errors_(context_, terminal) {}
 
   int run() {
     fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
@@ -95,12 +74,11 @@ class Supervisor {
     wait_for_child();
     started_ = Clock::now();
     child_ = start_child(options_.command, {{std::string(control::kEnvironmentVariable), options_.socket_path}});
-    errors_.assign(child_.stderr_pipe);
-    read_errors();
+    errors_.start(child_.stderr_pipe);
     watch();
     context_.run();
     kill_all_children();
-    flush_errors();
+    errors_.flush();
     display_.finish(Clock::now());
     return report();
   }
@@ -198,13 +176,13 @@ class Supervisor {
     if (has_verdict_of_its_own()) return;       // mpirun ended it after another rank's orderly exit
     if (child_is_dead()) return;                // it went with the command, which will be named
     // One that never said hello may be the first that died. Only mpirun knows, and it tells when all are gone.
-    if (!chatter_.death() && some_rank_is_absent()) return take_down("a rank died while the job started");
+    if (!errors_.said().death() && some_rank_is_absent()) return take_down("a rank died while the job started");
     fail(name_the_dead());
   }
 
   /// mpirun knows best, where it has said so; else it is the rank that went first.
   std::string name_the_dead() {
-    const auto& told = chatter_.death();
+    const auto& told = errors_.said().death();
     const bool known = told && told->rank >= 0 && told->rank < options_.num_ranks;
     dead_rank_ = known ? told->rank : suspect_.value_or(0);
     return fmt::format("rank {} died ({})", *dead_rank_, place(ranks_[static_cast<std::size_t>(*dead_rank_)]));
@@ -237,42 +215,6 @@ class Supervisor {
   // --- the command
   // -------------------------------------------------------------------------------------------------------------------------------------
 
-  void read_errors() {
-    errors_.async_read_some(asio::buffer(error_buffer_), [this](error_code error, std::size_t length) {
-      if (error) return;
-      error_text_.append(error_buffer_.data(), length);
-      for (std::size_t end = error_text_.find('\n'); end != std::string::npos; end = error_text_.find('\n')) {
-        show_line(error_text_.substr(0, end));
-        error_text_.erase(0, end + 1);
-      }
-      if (error_text_.size() > kMaxErrorLine) {
-        show_line(error_text_);
-        error_text_.clear();
-      }
-      read_errors();
-    });
-  }
-
-  void show_line(std::string line) {
-    for (const std::string& shown : chatter_.take(std::move(line))) terminal_.write_line(shown);
-  }
-
-  /// What the pipe still holds when everyone is gone.
-  void flush_errors() {
-    error_code error;
-    errors_.non_blocking(true, error);
-    for (std::size_t length = 1; length > 0 && !error;) {
-      length = errors_.read_some(asio::buffer(error_buffer_), error);
-      if (!error) error_text_.append(error_buffer_.data(), length);
-    }
-    std::size_t begin = 0;
-    for (std::size_t end = error_text_.find('\n'); end != std::string::npos; end = error_text_.find('\n', begin)) {
-      show_line(error_text_.substr(begin, end - begin));
-      begin = end + 1;
-    }
-    if (begin < error_text_.size()) show_line(error_text_.substr(begin));
-  }
-
   void wait_for_child() {
     child_signals_.async_wait([this](error_code error, int) {
       if (error) return;
@@ -297,7 +239,7 @@ class Supervisor {
   void judge_child_exit(int status) {
     if (!all_said_bye() && !failure_ && !has_verdict_of_its_own()) {
       const bool started = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.state != Rank::State::kAbsent; });
-      if ((WIFEXITED(status) || kill_reason_) && (suspect_ || chatter_.death())) {
+      if ((WIFEXITED(status) || kill_reason_) && (suspect_ || errors_.said().death())) {
         remember_failure(name_the_dead());
         return context_.stop();
       }
@@ -390,26 +332,7 @@ class Supervisor {
   }
 
   void look_for_stalls(Clock::time_point now) {
-    const auto seconds = [&](Clock::time_point since) { return std::chrono::duration<double>(now - since).count(); };
-    const Rank* late = nullptr;
-    bool all_running_stand_still = true;
-    for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      const Rank& rank = ranks_[i];
-      if (rank.state == Rank::State::kAbsent && now - started_ > kStartDeadline)
-        return fail(fmt::format("rank {} did not start within {} s", i, kStartDeadline.count()));
-      if (rank.state != Rank::State::kRunning) continue;
-      if (now - rank.last_heard > std::max<Clock::duration>(options_.collective_timeout, kLeastSilence)) {
-        return fail(fmt::format("rank {} is stuck: nothing was heard from it for {:.1f} s ({})", i, seconds(rank.last_heard), place(rank)));
-      }
-      // A rank that waits for the others has moved after the one it waits for. Ranks tell of a late peer themselves, so this watch gives
-      // them more time.
-      if (rank.at.step == 0 || now - rank.last_moved < options_.collective_timeout + kLeastSilence) all_running_stand_still = false;
-      if (late == nullptr || std::tie(rank.at.step, rank.last_moved) < std::tie(late->at.step, late->last_moved)) late = &rank;
-    }
-    if (late != nullptr && all_running_stand_still) {
-      fail(fmt::format("rank {} is stuck: it has not moved for {:.1f} s ({})", late - ranks_.data(), seconds(late->last_moved),
-                       place(*late)));
-    }
+    if (const auto stall = stall_of(ranks_, now, started_, options_.collective_timeout)) fail(*stall);
     if (all_said_bye() && now - last_bye_ > kExitDeadline) kill_child(SIGKILL);
   }
 
@@ -422,8 +345,9 @@ class Supervisor {
       return 128 + stop_signal_;
     }
     if (failure_) {
-      if (show_chatter_ && !chatter_.chatter().empty()) log_.error("{} said:\n{}", options_.command.front(), chatter_.chatter());
-      const auto& death = chatter_.death();
+      if (show_chatter_ && !errors_.said().chatter().empty())
+        log_.error("{} said:\n{}", options_.command.front(), errors_.said().chatter());
+      const auto& death = errors_.said().death();
       const bool known = death && dead_rank_ == death->rank;
       log_.error("{}{}", *failure_, known ? fmt::format(": {}", signal_text(death->signal)) : "");
       log_.error("where the ranks stood: {}", places_);
@@ -433,8 +357,6 @@ class Supervisor {
     for (const Rank& rank : ranks_) code = std::max(code, rank.exit_code.value_or(0));
     return code;
   }
-
-  static constexpr std::size_t kMaxErrorLine = 1 << 16;
 
   const SupervisorOptions& options_;
   Terminal& terminal_;
@@ -450,10 +372,7 @@ class Supervisor {
   asio::steady_timer kill_timer_;
   asio::steady_timer reap_timer_;
   asio::steady_timer verdict_timer_;
-  asio::posix::stream_descriptor errors_;
-  std::array<char, 4096> error_buffer_{};
-  std::string error_text_;
-  ChatterFilter chatter_;
+  CommandErrors errors_;
   ChildProcess child_;
   bool child_reaped_ = false;
   Clock::time_point started_;

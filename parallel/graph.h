@@ -134,6 +134,9 @@ enum class Op : std::uint8_t {
   kSelectLogitRows,  // x -> the rows whose logits are wanted
 };
 
+/// Whether the op reads its output, too.
+bool is_in_place(Op op);
+
 /// One node of the model. Weights and biases are stacked by rows where there are several (q, k, v; gate, up).
 struct Node {
   Op op = Op::kEmbed;
@@ -168,5 +171,8 @@ struct Graph {
     return tensors.size() - 1;
   }
 };
+
+/// For positions and messages: "layer 3 attention", or the name of its weight.
+std::string name_of(const Graph& graph, const Node& node);
 
 }  // namespace lockstep::parallel

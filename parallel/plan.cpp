@@ -10,6 +10,7 @@
 
 #include "parallel/rank_parts.h"
 #include "parallel/reduction_tree.h"
+#include "parallel/residual_norms.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -27,72 +28,6 @@ const char* suffix_of(Activation type) {
 }
 
 bool row_parallel(ShardKind kind) { return kind == ShardKind::kAttentionColumns || kind == ShardKind::kFeedForwardColumns; }
-
-/// Whether the op reads its output, too.
-bool is_in_place(Op op) {
-  switch (op) {
-    case Op::kAddPositions:
-    case Op::kScale:
-    case Op::kSoftCap:
-    case Op::kNormHeads:
-    case Op::kNormAllHeads:
-    case Op::kRotateAndAppend:
-    case Op::kGateRows:
-    case Op::kAdd: return true;
-    default: return false;
-  }
-}
-
-std::string name_of(const Graph& graph, const Node& node) {
-  const auto in_layer = [&](const char* what) { return fmt::format("layer {} {}", node.layer, what); };
-  switch (node.op) {
-    case Op::kEmbed: return "embedding";
-    case Op::kAddPositions: return "positions";
-    case Op::kScale: return in_layer("scale");
-    case Op::kSoftCap: return in_layer("soft cap");
-    case Op::kNorm: return node.weights.empty() ? in_layer("norm") : graph.tensors[node.weights.front()].name;
-    case Op::kLinear: return graph.tensors[node.weights.front()].name;
-    case Op::kNormHeads:
-    case Op::kNormAllHeads: return in_layer("query and key norm");
-    case Op::kRotateAndAppend: return in_layer("rotary, KV append");
-    case Op::kAttention: return in_layer("attention");
-    case Op::kGated:
-    case Op::kActivate: return in_layer("activation");
-    case Op::kRoute: return in_layer("routing");
-    case Op::kExperts: return in_layer("experts");
-    case Op::kGateRows: return in_layer("gate");
-    case Op::kAdd: return in_layer("residual add");
-    case Op::kSelectLogitRows: return "select logit rows";
-  }
-  return "?";
-}
-
-/// [all-reduce,] add, norm of the sum: one node, because a device can do it in one pass over the rows.
-void fuse_residual_norms(std::vector<RankNode>& nodes) {
-  std::vector<RankNode> fused;
-  for (RankNode& node : nodes) {
-    RankNode* add = fused.empty() ? nullptr : &fused.back();
-    if (node.op != RankOp::kNorm || !node.tap.empty() || add == nullptr || add->op != RankOp::kAdd || add->output != node.input) {
-      fused.push_back(std::move(node));
-      continue;
-    }
-    add->op = RankOp::kAddNorm;
-    add->residual = add->output;
-    add->output = node.output;
-    add->norm = node.norm;
-    add->eps = node.eps;
-    add->norm_weight = node.norm_weight;
-    add->norm_bias = node.norm_bias;
-    add->name += ", " + node.name;
-    if (fused.size() < 2) continue;
-    const RankNode reduce = fused[fused.size() - 2];
-    if (reduce.op != RankOp::kAllReduce || reduce.output != add->input || !reduce.tap.empty()) continue;
-    add->tree = reduce.tree;
-    add->name = reduce.name + ", " + add->name;
-    fused.erase(fused.end() - 2);
-  }
-  nodes = std::move(fused);
-}
 
 class Planner {
  public:

@@ -5,10 +5,6 @@
 constexpr std::size_t kGroups = kSpan / 16;  // groups of 16 keys of a span
 constexpr int kQueriesTogether = 4;
 
-/// Decode reads every key and value once, in pieces too short for a core's own prefetchers: they are asked for one phase ahead, the values
-/// of a span while its scores are computed, and the keys of the next one while the values are added up.
-LOCKSTEP_INLINE void prefetch(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
-
 LOCKSTEP_INLINE std::size_t round_up_16(std::size_t n) { return (n + 15) / 16 * 16; }
 
 /// The 16 keys, and the 16 values, of each group of the span that is being worked on, and their scales if they have such.
@@ -33,6 +29,8 @@ LOCKSTEP_INLINE KeyRange keys_of(const QueryBlock& block, std::size_t query, std
   return {from - span_begin, to - span_begin};
 }
 
+/// Decode reads every key and value once, in pieces too short for a core's own prefetchers: they are asked for one phase ahead, the values
+/// of a span while its scores are computed, and the keys of the next one while the values are added up.
 template <CacheType kType, int Q, int G>
 LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, const SpanPlace& place, std::size_t first_group,
                                   std::size_t head_dim, bool ahead, float* scores) {
@@ -55,7 +53,7 @@ LOCKSTEP_INLINE void score_groups(const QueryBlock& block, std::size_t query, co
     LOCKSTEP_UNROLL
     for (int g = 0; g < G; ++g) {
       k[g] = load_elements<kType>(keys[g], d * 16);
-      if (ahead) prefetch(values[g] + d * 16 * kElementBytes<kType>);
+      if (ahead) prefetch_lines<16 * kElementBytes<kType>>(values[g] + d * 16 * kElementBytes<kType>);
       if constexpr (kHasScales<kType>) k[g] = mul(k[g], scales[g]);
     }
     LOCKSTEP_UNROLL
@@ -126,11 +124,8 @@ LOCKSTEP_INLINE void add_values(const SpanPlace& place, std::uint32_t from, std:
     const std::uint32_t end = (key / 16 + 1) * 16 < to ? (key / 16 + 1) * 16 : to;
     for (; key < end; ++key) {
       Floats v[C];
-      if (next != nullptr) {
-        const std::byte* same_place = next[key / 16] + (key % 16 * head_dim + dim) * kElementBytes<kType>;
-        LOCKSTEP_UNROLL
-        for (std::size_t i = 0; i < 16 * C * kElementBytes<kType>; i += 64) prefetch(same_place + i);
-      }
+      if (next != nullptr)  // the same place of the next span
+        prefetch_lines<16 * C * kElementBytes<kType>>(next[key / 16] + (key % 16 * head_dim + dim) * kElementBytes<kType>);
       LOCKSTEP_UNROLL
       for (int c = 0; c < C; ++c) {
         v[c] = load_elements<kType>(values, key % 16 * head_dim + dim + 16 * static_cast<std::size_t>(c));

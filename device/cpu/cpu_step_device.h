@@ -10,6 +10,7 @@
 #include "device/cpu/attention.h"
 #include "device/cpu/cpu_device.h"
 #include "device/cpu/crew.h"
+#include "device/cpu/float_mode.h"
 #include "device/cpu/int8_matrix.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/kv_cache.h"

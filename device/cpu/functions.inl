@@ -1,11 +1,15 @@
 // Elementary functions (docs/numerics.md, N4): IEEE multiply, add, fused multiply-add and divide only, so that every level gives the same
 // bits; device/cuda/kernels/math.cuh has them too.
 
-/// e^x to about one unit in the last place: x = n ln 2 + r, a polynomial in r, and 2^n in two factors so that subnormal results come out
-/// too.
-LOCKSTEP_INLINE Floats exp_of(Floats x) {
-  const Floats magic = splat(12582912.0f);              // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
-  x = max_of(splat(-104.0f), min_of(splat(89.0f), x));  // NaN is the second operand and stays
+/// e^x = (1 + minus_one) * 2^exponent.
+struct ExpParts {
+  Floats minus_one;
+  Ints exponent;
+};
+
+/// x = n ln 2 + r, and a polynomial in r.
+LOCKSTEP_INLINE ExpParts exp_parts(Floats x) {
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
   const Floats shifted = fma(x, splat(1.44269504f), magic);
   const Floats n = sub(shifted, magic);
   const Floats r = fma(n, splat(-1.42860677e-6f), fma(n, splat(-0.693145752f), x));
@@ -15,13 +19,17 @@ LOCKSTEP_INLINE Floats exp_of(Floats x) {
   p = fma(p, r, splat(1.0f / 24.0f));
   p = fma(p, r, splat(1.0f / 6.0f));
   p = fma(p, r, splat(0.5f));
-  p = fma(mul(p, r), r, r);
-  p = add(p, splat(1.0f));
-  const Ints exponent = sub(bits(shifted), bits(magic));
-  const Ints half = shift_right_signed<1>(exponent);
-  const Ints bias = splat_int(127);
-  p = mul(p, from_bits(shift_left<23>(add(half, bias))));
-  return mul(p, from_bits(shift_left<23>(add(sub(exponent, half), bias))));
+  return {fma(mul(p, r), r, r), sub(bits(shifted), bits(magic))};
+}
+
+LOCKSTEP_INLINE Floats power_of_two(Ints exponent) { return from_bits(shift_left<23>(add(exponent, splat_int(127)))); }
+
+/// e^x to about one unit in the last place. 2^n in two factors, so that subnormal results come out too.
+LOCKSTEP_INLINE Floats exp_of(Floats x) {
+  const ExpParts parts = exp_parts(max_of(splat(-104.0f), min_of(splat(89.0f), x)));  // NaN is the second operand and stays
+  const Ints half = shift_right_signed<1>(parts.exponent);
+  const Floats p = mul(add(parts.minus_one, splat(1.0f)), power_of_two(half));
+  return mul(p, power_of_two(sub(parts.exponent, half)));
 }
 
 LOCKSTEP_INLINE Floats magnitude(Floats x) { return from_bits(bit_and(bits(x), splat_int(0x7FFFFFFF))); }
@@ -34,20 +42,9 @@ LOCKSTEP_INLINE Floats by_sign(Floats x, Floats negative, Floats other) {
 
 /// tanh(x) = w / (w + 2) with the sign of x, w = e^(2 |x|) - 1 without cancellation: 2^n (e^r - 1) + (2^n - 1).
 LOCKSTEP_INLINE Floats tanh_of(Floats x) {
-  const Floats magic = splat(12582912.0f);
-  const Floats a = min_of(splat(44.0f), mul(magnitude(x), splat(2.0f)));  // NaN stays; tanh(22) is 1
-  const Floats shifted = fma(a, splat(1.44269504f), magic);
-  const Floats n = sub(shifted, magic);
-  const Floats r = fma(n, splat(-1.42860677e-6f), fma(n, splat(-0.693145752f), a));
-  Floats p = splat(1.0f / 5040.0f);
-  p = fma(p, r, splat(1.0f / 720.0f));
-  p = fma(p, r, splat(1.0f / 120.0f));
-  p = fma(p, r, splat(1.0f / 24.0f));
-  p = fma(p, r, splat(1.0f / 6.0f));
-  p = fma(p, r, splat(0.5f));
-  p = fma(mul(p, r), r, r);
-  const Floats power = from_bits(shift_left<23>(add(sub(bits(shifted), bits(magic)), splat_int(127))));
-  const Floats w = fma(power, p, sub(power, splat(1.0f)));
+  const ExpParts parts = exp_parts(min_of(splat(44.0f), mul(magnitude(x), splat(2.0f))));  // NaN stays; tanh(22) is 1
+  const Floats power = power_of_two(parts.exponent);
+  const Floats w = fma(power, parts.minus_one, sub(power, splat(1.0f)));
   const Ints sign = bit_and(bits(x), splat_int(static_cast<std::int32_t>(0x80000000u)));
   return from_bits(bit_xor(bits(div(w, add(w, splat(2.0f)))), sign));
 }

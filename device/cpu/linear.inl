@@ -35,13 +35,19 @@ struct TilePlace {
   std::size_t first_column;
 };
 
+/// Asks for the cache lines at p, p + 64 and so on, below p + kBytes.
+template <std::size_t kBytes>
+LOCKSTEP_INLINE void prefetch_lines(const std::byte* p) {
+  LOCKSTEP_UNROLL
+  for (std::size_t i = 0; i < kBytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
 /// One token reads weights as fast as memory gives them: a core that computes between its loads asks for too little at once, and its own
 /// prefetchers end at each 4 KiB. So lines are asked for ahead, over the end of a weight too: the next one of the step follows there.
 template <std::size_t kBytes>
 LOCKSTEP_INLINE void prefetch_stream(const std::byte* p) {
   constexpr std::size_t kAhead = 2048;
-  LOCKSTEP_UNROLL
-  for (std::size_t i = 0; i < kBytes; i += 64) __builtin_prefetch(p + kAhead + i, 0, 2);
+  prefetch_lines<kBytes>(p + kAhead);
 }
 
 #include "device/cpu/linear_blocks.inl"

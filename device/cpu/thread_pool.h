@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +11,8 @@
 #include <vector>
 
 #include "device/cpu/crew.h"
-#include "device/futex.h"
+#include "device/cpu/epoch_flag.h"
+#include "device/cpu/helper_pair.h"
 
 namespace lockstep::device::cpu {
 
@@ -58,29 +58,10 @@ class ThreadPool {
   void arrive(std::size_t thread) noexcept;
   void await_others(std::size_t share) noexcept;
 
-  bool does_neighbours(std::size_t thread) const noexcept { return thread % 2 == 0 && pairs_[thread / 2].alone; }
+  bool does_neighbours(std::size_t thread) const noexcept { return thread % 2 == 0 && pairs_[thread / 2].alone(); }
 
  private:
   using Nanoseconds = std::chrono::nanoseconds;
-  /// A thread's progress, alone in the cache lines that a core fetches together.
-  struct alignas(128) Flag {
-    std::atomic<std::uint32_t> epoch{0};
-    std::atomic<std::uint32_t> sleepers{0};
-  };
-  /// An even thread and its helper, the thread after it. All but the atomics belong to whoever may touch the helper's share.
-  struct alignas(128) Pair {
-    Flag call;                           // a change calls the helper
-    std::size_t place = 0;               // where it is to begin
-    std::atomic<std::uint64_t> left{0};  // kLeft + the epoch of the barrier at which it leaves: it may be there before the even thread is
-                                         // behind the one before; 0: nowhere
-    std::atomic<bool> present{true};     // false: the helper is asked whether it has its processor
-    std::atomic<bool> rests{false};      // it is to sleep, not to look for a call
-    alignas(128) bool alone = false;     // the even thread's: it does the helper's share
-    std::size_t parts = 0, missed = 0;
-    alignas(128) Turn turn;  // the helper's
-    bool gone = false;
-    Nanoseconds looked{}, checked{}, used{};  // the latest barrier; the latest check, and the processor time used by then
-  };
   /// How a thread spent its part of a walk.
   struct alignas(128) Times {
     Nanoseconds waited{}, computed{}, kept_off{};
@@ -93,21 +74,12 @@ class ThreadPool {
     (*static_cast<Function*>(const_cast<void*>(context)))(thread, place);
   }
 
-  static void publish(Flag& flag, std::uint32_t epoch) noexcept;
-  static std::uint32_t advance(Flag& flag) noexcept;
-  void wait_for(Flag& flag, std::uint32_t epoch, Times& times, Spin spin) noexcept;
+  bool has_helper(std::size_t thread) const noexcept { return thread % 2 == 0 && thread + 1 < size(); }
+  bool is_helper(std::size_t thread) const noexcept { return thread % 2 == 1; }
+  void wait_for(EpochFlag& flag, std::uint32_t epoch, Times& times, Spin spin) noexcept;
   Spin spin_of_thread(std::size_t thread) const noexcept;
-  void wait_for_call(Pair& pair, std::uint32_t call) noexcept;
   void wait_for_others(std::size_t thread, std::uint32_t epoch) noexcept;
   std::uint32_t advance_shares(std::size_t thread) noexcept;
-  void begin_pair(std::size_t thread) noexcept;
-  void call_helper(std::size_t thread, std::size_t place) noexcept;
-  static void wake_helper(Pair& pair) noexcept;
-  static bool helper_is_present(Pair& pair) noexcept;
-  void look_for_helper(std::size_t thread, std::uint32_t epoch, std::size_t place) noexcept;
-  static void come_back(Pair& pair, Nanoseconds from, Nanoseconds to) noexcept;
-  static Nanoseconds check_presence(Pair& pair, Nanoseconds at) noexcept;
-  bool turn_is_over(std::size_t thread) noexcept;
   void run_erased(Walk walk, Erased function, const void* context);
   WalkReport walk_erased(Walk walk, Erased function, const void* context);
   void work_shares(std::size_t thread, std::size_t place) noexcept;
@@ -115,11 +87,11 @@ class ThreadPool {
   void help(std::size_t thread);  // and of a helper
 
   const Spin spin_;
-  std::unique_ptr<Flag[]> arrivals_;        // [threads]
+  std::unique_ptr<EpochFlag[]> arrivals_;   // [threads]
   std::unique_ptr<Times[]> times_;          // [threads]
-  std::unique_ptr<Pair[]> pairs_;           // [threads / 2, rounded up]
-  Flag start_;                              // a change starts the even threads
-  Flag release_;                            // thread 0 has seen all others arrive
+  std::unique_ptr<HelperPair[]> pairs_;     // [threads / 2, rounded up]
+  EpochFlag start_;                         // a change starts the even threads
+  EpochFlag release_;                       // thread 0 has seen all others arrive
   alignas(128) Erased function_ = nullptr;  // null: the pool ends
   const void* context_ = nullptr;
   Walk walk_ = Walk::kAll;
@@ -127,19 +99,6 @@ class ThreadPool {
   std::mutex failure_mutex_;  // taken only by a thread whose function throws
   std::exception_ptr failure_;
   std::vector<std::thread> workers_;
-};
-
-/// The floating-point mode of the numeric contract while it lives: round to nearest, subnormals kept. What the caller had comes back
-/// afterwards.
-class FloatMode {
- public:
-  FloatMode();
-  ~FloatMode();
-  FloatMode(const FloatMode&) = delete;
-  FloatMode& operator=(const FloatMode&) = delete;
-
- private:
-  std::uint32_t before_ = 0;
 };
 
 }  // namespace lockstep::device::cpu

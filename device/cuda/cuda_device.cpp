@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -13,9 +12,11 @@
 #include "device/cuda/in_place.h"
 #include "device/cuda/linear.h"
 #include "device/cuda/memory.h"
+#include "device/cuda/recorded_steps.h"
 #include "device/cuda/rows.h"
 #include "device/cuda/selection.h"
 #include "device/cuda/step_buffers.h"
+#include "device/cuda/uploaded_tables.h"
 
 namespace lockstep::device::cuda {
 namespace {
@@ -35,42 +36,6 @@ class CudaBuffer final : public Buffer {
  private:
   DeviceMemory memory_;
 };
-
-/// A recorded step. Empty after the first step of its size, which runs as it is: what is made at first use is then there when it is
-/// recorded.
-class Graph {
- public:
-  Graph() = default;
-  explicit Graph(cudaGraphExec_t graph) : graph_(graph) {}
-  Graph(Graph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
-  Graph& operator=(Graph&& other) noexcept {
-    std::swap(graph_, other.graph_);
-    return *this;
-  }
-  ~Graph() {
-    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
-  }
-  cudaGraphExec_t get() const { return graph_; }
-
- private:
-  cudaGraphExec_t graph_ = nullptr;
-};
-
-/// Rows of a decode step that is recorded for `sequences` sequences: few sizes, and little waste.
-std::size_t bucket_of(std::size_t sequences) {
-  if (sequences <= 2) return sequences;
-  if (sequences <= 4) return 4;
-  const std::size_t step = sequences <= 64 ? 8 : 16;
-  return (sequences + step - 1) / step * step;
-}
-
-constexpr std::size_t kLargestBucket = 256;
-
-bool is_decode(const StepBatch& batch) {
-  if (batch.sequences.size() != batch.num_tokens() || batch.logit_rows.size() != batch.num_tokens()) return false;
-  return std::all_of(batch.sequences.begin(), batch.sequences.end(),
-                     [](const StepBatch::Sequence& sequence) { return sequence.num_tokens == 1; });
-}
 
 HeadMap head_map(const AttentionSpec& spec) {
   HeadMap map{.num_heads = static_cast<std::uint32_t>(spec.num_heads),
@@ -112,7 +77,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   }
 
   ~CudaDeviceOnStream() override {
-    graphs_.clear();
+    recorded_.clear();
     if (done_ != nullptr) cudaEventDestroy(done_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
@@ -121,9 +86,7 @@ class CudaDeviceOnStream final : public CudaDevice {
   int num_multiprocessors() const override { return multiprocessors_; }
   void set_watch(Watch watch) override { watch_ = std::move(watch); }
 
-  void forget_recordings() override {
-    for (auto& [rows, graph] : graphs_) graph = Graph();  // the entries stay: one may be in the making
-  }
+  void forget_recordings() override { recorded_.forget(); }
 
   std::string description() const override { return "cuda " + std::to_string(options_.ordinal) + ", " + name_ + ", " + numerics(); }
 
@@ -147,6 +110,11 @@ class CudaDeviceOnStream final : public CudaDevice {
   }
 
   std::unique_ptr<KvCache> allocate_kv_cache(const KvCacheSpec& spec) override { return std::make_unique<CudaKvCache>(spec); }
+
+  std::size_t experts_bytes(std::size_t max_tokens, std::size_t per_token, const WeightSpec& gate_up,
+                            const WeightSpec& down) const override {
+    return ExpertSums(max_tokens).memory_bytes(per_token, gate_up, down);
+  }
 
   std::size_t free_bytes() const override {
     std::size_t free = 0;
@@ -189,10 +157,8 @@ class CudaDeviceOnStream final : public CudaDevice {
   }
 
   void prepare_steps(const StepLimits& limits) override {
-    graphs_.clear();
-    rotaries_.clear();  // another table may stand where one has been
-    slopes_.clear();
-    step_rotaries_.clear();
+    recorded_.clear();
+    tables_.clear();
     records_ = true;
     step_ = std::make_unique<StepBuffers>(limits);
     expert_sums_ = ExpertSums(limits.max_tokens);
@@ -203,21 +169,15 @@ class CudaDeviceOnStream final : public CudaDevice {
   StepRows begin_step(const StepBatch& batch) override {
     require(step_ != nullptr, "begin_step before prepare_steps");
     padded_rows_ = 0;
-    ++num_steps_;
-    const StepLimits& limits = step_->limits();
-    const std::size_t largest = std::min({limits.max_tokens, limits.max_logit_rows, limits.max_sequences, kLargestBucket});
-    if (options_.graphs && records_ && batch.num_tokens() > 0 && batch.num_tokens() <= largest && is_decode(batch))
-      padded_rows_ = std::min(bucket_of(batch.num_tokens()), largest);
+    tables_.begin_step();
+    if (options_.graphs && records_) padded_rows_ = RecordedSteps::rows_for(batch, step_->limits());
     step_->upload(batch, padded_rows_, stream_);
     return {step().num_tokens, step().num_logit_rows};
   }
 
   void run_step(const std::function<void()>& walk) override {
     if (padded_rows_ == 0 || !records_) return walk();
-    const auto [found, is_first] = graphs_.try_emplace(padded_rows_);
-    if (is_first) return walk();
-    if (found->second.get() == nullptr) found->second = record(walk);
-    check(cudaGraphLaunch(found->second.get(), stream_), "launching a recorded step");
+    recorded_.run(padded_rows_, stream_, walk);
   }
 
   void embed(const Weight* table, std::int32_t first_id, const Matrix& out) override {
@@ -253,7 +213,8 @@ class CudaDeviceOnStream final : public CudaDevice {
 
   void rotate_and_append(const Matrix& qkv, const AttentionSpec& spec, const RotaryTable* table, KvCache& cache,
                          std::size_t layer) override {
-    cuda::rotate_and_append(launch(), rows_of(qkv), step_of(cache, layer), head_map(spec), rotary(table),
+    if (table != nullptr && table->by_token) records_ = false;  // a replay would upload nothing
+    cuda::rotate_and_append(launch(), rows_of(qkv), step_of(cache, layer), head_map(spec), tables_.rotary(table),
                             static_cast<const CudaKvCache&>(cache), layer);
   }
 
@@ -267,7 +228,7 @@ class CudaDeviceOnStream final : public CudaDevice {
       check(cudaMemsetAsync(scratch_.data(), 0, bytes, stream_), "clearing memory");
     }
     cuda::attention(launch(), rows_of(qkv), step_of(cache, layer), heads, spec.scale, spec.window, own, layer, scratch_.data(),
-                    rows_of(out), {.soft_cap = spec.soft_cap, .slopes = slopes_of(spec)}, sinks);
+                    rows_of(out), {.soft_cap = spec.soft_cap, .slopes = tables_.slopes(spec.slopes)}, sinks);
   }
 
   void gated(const Gating& gating, const Matrix& gate_up, std::size_t num_rows, const Matrix& out) override {
@@ -379,67 +340,6 @@ class CudaDeviceOnStream final : public CudaDevice {
     }
   }
 
-  /// The table in device memory, uploaded when it is first seen.
-  RotaryView rotary(const RotaryTable* table) {
-    if (table == nullptr || table->rotary_dim == 0) return {};
-    if (table->by_token) return rotary_of_tokens(*table);
-    const auto [found, is_new] = rotaries_.try_emplace(table->cosines.data());
-    auto& [cosines, sines] = found->second;
-    if (is_new) {
-      cosines = DeviceMemory(table->cosines.size_bytes(), "the rotary table");
-      sines = DeviceMemory(table->sines.size_bytes(), "the rotary table");
-      write_floats(table->cosines, cosines.data());
-      write_floats(table->sines, sines.data());
-    }
-    return {cosines.as<float>(), sines.as<float>(), static_cast<std::uint32_t>(table->rotary_dim / 2), 0};
-  }
-
-  /// The table of this step, uploaded at its first layer. No step is recorded then: a replay would upload nothing.
-  RotaryView rotary_of_tokens(const RotaryTable& table) {
-    records_ = false;
-    StepRotary& kept = step_rotaries_[&table];
-    if (kept.step != num_steps_) {
-      if (kept.cosines.size_bytes() < table.cosines.size_bytes()) {
-        synchronize();  // the one that goes may be in use
-        kept.cosines = DeviceMemory(table.cosines.size_bytes(), "the rotary table");
-        kept.sines = DeviceMemory(table.sines.size_bytes(), "the rotary table");
-      }
-      write_floats(table.cosines, kept.cosines.data());
-      write_floats(table.sines, kept.sines.data());
-      kept.step = num_steps_;
-    }
-    return {kept.cosines.as<float>(), kept.sines.as<float>(), static_cast<std::uint32_t>(table.rotary_dim / 2), 1};
-  }
-
-  /// Uploaded when they are first seen.
-  const float* slopes_of(const AttentionSpec& spec) {
-    if (spec.slopes.empty()) return nullptr;
-    const auto [found, is_new] = slopes_.try_emplace(spec.slopes.data());
-    if (is_new) {
-      found->second = DeviceMemory(spec.slopes.size() * sizeof(float), "the slopes of attention");
-      write_floats(spec.slopes, found->second.data());
-    }
-    return found->second.as<float>();
-  }
-
-  Graph record(const std::function<void()>& walk) {
-    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "recording a step");
-    cudaGraph_t graph = nullptr;
-    try {
-      walk();
-    } catch (...) {
-      cudaStreamEndCapture(stream_, &graph);
-      if (graph != nullptr) cudaGraphDestroy(graph);
-      throw;
-    }
-    check(cudaStreamEndCapture(stream_, &graph), "recording a step");
-    cudaGraphExec_t executable = nullptr;
-    const cudaError_t state = cudaGraphInstantiate(&executable, graph, 0);
-    cudaGraphDestroy(graph);
-    check(state, "instantiating a recorded step");
-    return Graph(executable);
-  }
-
   CudaOptions options_;
   cpu::ThreadPool host_threads_;
   std::string name_;
@@ -451,22 +351,15 @@ class CudaDeviceOnStream final : public CudaDevice {
   cudaEvent_t done_ = nullptr;
   Watch watch_;
   std::unique_ptr<StepBuffers> step_;
-  std::size_t padded_rows_ = 0;          // of the step that has begun; 0: it is not recorded
-  std::map<std::size_t, Graph> graphs_;  // by padded_rows_
+  std::size_t padded_rows_ = 0;  // of the step that has begun; 0: it is not recorded
+  RecordedSteps recorded_;
   DeviceMemory tops_;
   PinnedMemory read_tops_;
   CudaSelection selection_;
   DeviceMemory scratch_;  // of attention
-  struct StepRotary {
-    DeviceMemory cosines, sines;
-    std::uint64_t step = 0;
-  };
-  std::map<const RotaryTable*, StepRotary> step_rotaries_;  // tables by token
-  std::uint64_t num_steps_ = 0;
+  UploadedTables tables_{*this};
   bool records_ = true;  // false: what the ops do depends on the host in every step
   ExpertSums expert_sums_;
-  std::map<const float*, DeviceMemory> slopes_;                             // by where they are on the host
-  std::map<const float*, std::pair<DeviceMemory, DeviceMemory>> rotaries_;  // cos and sin, by where the table's cosines are on the host
 };
 
 }  // namespace

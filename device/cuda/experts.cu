@@ -33,12 +33,39 @@ Rows rows_from(Rows rows, std::size_t first) {
   return rows;
 }
 
+std::size_t bytes_of(Rows matrix, std::size_t num_rows) { return num_rows * matrix.stride * element_bytes(matrix.type); }
+
 const CudaWeight& own(const Weight* weight) { return static_cast<const CudaWeight&>(*weight); }
 
 void require_alike(const Weight* weight, const Weight* first) {
   const WeightSpec &a = weight->spec(), &b = first->spec();
   if (a.rows != b.rows || a.columns != b.columns || a.dtype != b.dtype || a.leaves != b.leaves)
-    throw std::invalid_argument("'" + a.name + "' and '" + b.name + "': the experts of a layer must have the same shapes, types and leaves");
+    throw std::invalid_argument("'" + a.name + "' and '" + b.name +
+                                "': the experts of a layer must have the same shapes, types and leaves");
+}
+
+/// The addresses of a layer's table, in their order.
+template <class Visit>
+void for_each_address(std::span<const Expert> experts, const Visit& visit) {
+  for (const Expert& each : experts) {
+    visit(own(each.gate_up).data());
+    visit(each.gate_up_bias);
+  }
+  for (const Expert& each : experts) {
+    visit(own(each.down).data());
+    visit(nullptr);
+  }
+  for (const Expert& each : experts) visit(each.down_bias);
+}
+
+/// Asked in every step that is not recorded. Other weights may stand where those of the layer have been.
+bool is_table_of(std::span<const Expert> experts, std::span<const void* const> addresses) {
+  std::size_t visited = 0, same = 0;
+  for_each_address(experts, [&](const void* address) {
+    if (visited < addresses.size() && addresses[visited] == address) ++same;
+    ++visited;
+  });
+  return visited == addresses.size() && same == visited;
 }
 
 /// The most tiles that rows of experts can make.
@@ -73,24 +100,34 @@ void route(const Launch& where, Rows logits, std::size_t num_rows, const Routing
         "launching route_rows");
 }
 
-Rows ExpertSums::matrix(DeviceMemory& memory, Activation type, std::size_t most_rows, std::size_t columns) {
-  const std::size_t stride = row_stride(type, columns), bytes = most_rows * stride * element_bytes(type);
-  if (memory.size_bytes() < bytes) memory = DeviceMemory(bytes, "experts");
-  return {memory.data(), columns, stride, type};
+ExpertSums::Matrices ExpertSums::shapes(std::size_t per_token, const WeightSpec& gate_up, const WeightSpec& down) const {
+  const auto matrix = [](Activation type, std::size_t columns) { return Rows{nullptr, columns, row_stride(type, columns), type}; };
+  const std::size_t num_leaves = down.num_roots(), inner = gate_up.rows / 2;
+  const std::size_t bytes_of_token = num_leaves * per_token * down.rows * sizeof(float);
+  const std::size_t most_tokens = std::clamp<std::size_t>(max_bytes_ / (bytes_of_token + 1), 1, max_tokens_);
+  return {.most_tokens = most_tokens,
+          .most_rows = most_tokens * per_token,
+          .num_leaves = num_leaves,
+          .products = matrix(Activation::kFloat32, 2 * inner),
+          .inner = matrix(activation_for(down.dtype), inner),
+          .partial = matrix(Activation::kFloat32, down.rows)};
+}
+
+std::size_t ExpertSums::memory_bytes(std::size_t per_token, const WeightSpec& gate_up, const WeightSpec& down) const {
+  const Matrices needed = shapes(per_token, gate_up, down);
+  return needed.most_rows * GroupMemory::kRowBytes + bytes_of(needed.products, needed.most_rows) +
+         bytes_of(needed.inner, needed.most_rows) + bytes_of(needed.partial, needed.num_leaves * needed.most_rows);
 }
 
 const ExpertSums::Table& ExpertSums::table_of(const Launch& where, std::span<const Expert> experts) {
-  std::vector<const void*> addresses;
-  for (const Expert& each : experts) addresses.insert(addresses.end(), {own(each.gate_up).data(), each.gate_up_bias});
-  for (const Expert& each : experts) addresses.insert(addresses.end(), {own(each.down).data(), nullptr});
-  for (const Expert& each : experts) addresses.push_back(each.down_bias);
   Table& table = tables_[experts.front().gate_up];
-  if (table.addresses == addresses) return table;
+  if (is_table_of(experts, table.addresses)) return table;
   for (const Expert& each : experts) {
     require_alike(each.gate_up, experts.front().gate_up);
     require_alike(each.down, experts.front().down);
   }
-  table.addresses = std::move(addresses);
+  table.addresses.clear();
+  for_each_address(experts, [&](const void* address) { table.addresses.push_back(address); });
   table.num_experts = experts.size();
   const std::size_t bytes = table.addresses.size() * sizeof(void*);
   table.memory = DeviceMemory(bytes, "the addresses of experts");
@@ -99,14 +136,17 @@ const ExpertSums::Table& ExpertSums::table_of(const Launch& where, std::span<con
   return table;
 }
 
-ExpertSums::Matrices ExpertSums::matrices(const Mixture& mixture, std::size_t most_rows, std::size_t hidden) {
-  const std::size_t inner = own(mixture.experts.front().gate_up).spec().rows / 2;
-  if (grouping_.size_bytes() < most_rows * GroupMemory::kRowBytes)
-    grouping_ = DeviceMemory(most_rows * GroupMemory::kRowBytes, "the tokens of experts");
-  return {.most_rows = most_rows,
-          .products = matrix(products_, Activation::kFloat32, most_rows, 2 * inner),
-          .inner = matrix(inner_, activation_for(own(mixture.experts.front().down).spec().dtype), most_rows, inner),
-          .partial = matrix(partial_, Activation::kFloat32, mixture.leaves.size() * most_rows, hidden)};
+ExpertSums::Matrices ExpertSums::matrices(const Mixture& mixture) {
+  Matrices needed = shapes(mixture.per_token, mixture.experts.front().gate_up->spec(), mixture.experts.front().down->spec());
+  const auto take = [](DeviceMemory& memory, std::size_t bytes) {
+    if (memory.size_bytes() < bytes) memory = DeviceMemory(bytes, "experts");
+    return memory.data();
+  };
+  take(grouping_, needed.most_rows * GroupMemory::kRowBytes);
+  needed.products.data = take(products_, bytes_of(needed.products, needed.most_rows));
+  needed.inner.data = take(inner_, bytes_of(needed.inner, needed.most_rows));
+  needed.partial.data = take(partial_, bytes_of(needed.partial, needed.num_leaves * needed.most_rows));
+  return needed;
 }
 
 void ExpertSums::run(const Launch& where, Rows h, std::size_t num_rows, Rows routing, const std::int32_t* token_ids, const Mixture& mixture,
@@ -120,11 +160,9 @@ void ExpertSums::run(const Launch& where, Rows h, std::size_t num_rows, Rows rou
                                 " of a step");
   const Table& table = table_of(where, mixture.experts);
   const LeafMerges merges = merges_of(mixture.leaves);
-  const std::size_t bytes_of_token = mixture.leaves.size() * mixture.per_token * out.columns * sizeof(float);
-  const std::size_t most = std::clamp<std::size_t>(max_bytes_ / (bytes_of_token + 1), 1, max_tokens_);
-  const Matrices memory = matrices(mixture, most * mixture.per_token, out.columns);
-  for (std::size_t first = 0; first < num_rows; first += most) {
-    const std::size_t count = std::min(most, num_rows - first);
+  const Matrices memory = matrices(mixture);
+  for (std::size_t first = 0; first < num_rows; first += memory.most_tokens) {
+    const std::size_t count = std::min(memory.most_tokens, num_rows - first);
     multiply(where, rows_from(h, first), count, rows_from(routing, first), token_ids == nullptr ? nullptr : token_ids + first, mixture,
              table, memory);
     const bool aligned =

@@ -31,6 +31,9 @@ class ExpertSums {
   explicit ExpertSums(std::size_t max_tokens = 0, std::size_t max_bytes = std::size_t{256} << 20)
       : max_tokens_(max_tokens), max_bytes_(max_bytes) {}
 
+  /// Memory that run() takes for layers of such experts, besides the addresses of their weights.
+  std::size_t memory_bytes(std::size_t per_token, const WeightSpec& gate_up, const WeightSpec& down) const;
+
   /// @param token_ids  in device memory; rows with a negative one are pads, which no expert computes, and become +0. Null: no pads.
   /// @throws std::invalid_argument if there are more experts or leaves than the kernels take, more rows than max_tokens, or weights of a
   /// layer that differ in shape or type.
@@ -48,17 +51,19 @@ class ExpertSums {
     const Grouping::Weight* down() const { return gate_up() + num_experts; }
     const float* const* down_biases() const { return reinterpret_cast<const float* const*>(down() + num_experts); }
   };
+  /// What a piece of a step needs.
   struct Matrices {
-    std::size_t most_rows;
+    std::size_t most_tokens, most_rows, num_leaves;
     Rows products;  // [tokens * per_token, 2 * inner] gate and up
     Rows inner;     // [tokens * per_token, inner]
     Rows partial;   // [leaves, tokens * per_token, hidden]
   };
   const Table& table_of(const Launch& launch, std::span<const Expert> experts);
-  Matrices matrices(const Mixture& mixture, std::size_t most_rows, std::size_t hidden);
+  /// Without memory.
+  Matrices shapes(std::size_t per_token, const WeightSpec& gate_up, const WeightSpec& down) const;
+  Matrices matrices(const Mixture& mixture);
   void multiply(const Launch& launch, Rows h, std::size_t count, Rows routing, const std::int32_t* token_ids, const Mixture& mixture,
                 const Table& table, const Matrices& memory);
-  static Rows matrix(DeviceMemory& memory, Activation type, std::size_t most_rows, std::size_t columns);
 
   std::size_t max_tokens_, max_bytes_;
   DeviceMemory grouping_, products_, inner_, partial_;

@@ -36,7 +36,13 @@ std::size_t activation_bytes(const parallel::RankGraph& graph, const RunnerOptio
   const std::vector<std::size_t> rows = rows_of_values(graph, options);
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) bytes += device.matrix_bytes(graph.values[i].type, rows[i], graph.values[i].columns);
-  return bytes;
+  std::size_t experts = 0;
+  for (const RankNode& node : graph.nodes) {
+    if (node.op != RankOp::kExperts) continue;
+    const auto spec_of = [&](std::size_t i) -> const device::WeightSpec& { return graph.weights[node.experts.at(i)].spec; };
+    experts = std::max(experts, device.experts_bytes(options.max_tokens, node.routing.per_token, spec_of(0), spec_of(1)));
+  }
+  return bytes + experts;
 }
 
 struct Runner::StepContext {

@@ -24,7 +24,7 @@ struct RunnerOptions {
   device::KvCacheSpec kv;          // layers, heads and head size are filled in from the plan
 };
 
-/// Memory of all activations of a step.
+/// Memory of all activations of a step, those included that a device keeps for experts.
 std::size_t activation_bytes(const parallel::RankGraph& graph, const RunnerOptions& options, const device::Device& device);
 
 /// Walks one rank's graph for each step: compute nodes go to the device, collective nodes to the communicator. It knows no model, no device

@@ -13,6 +13,7 @@
 #include "device/cpu/cpu_device.h"
 #include "engine/weights/safetensors.h"
 #include "tests/gpu/gpus.h"
+#include "tests/support/goldens.h"
 #include "tests/support/rounding_device.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_model.h"
@@ -21,33 +22,10 @@ namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
+using test::Golden;
 using Rows = std::vector<std::vector<float>>;
 
 constexpr float kLogitBound = 5e-4f;  // of fp32 arithmetic, as in the golden tests of the CPU
-
-struct Golden {
-  std::string name;
-  fs::path model;
-  fs::path json;
-  fs::path logits;
-};
-
-/// The reference set that LOCKSTEP_GOLDENS names, for checks by hand; empty: there is none.
-fs::path wider_set() {
-  const char* folder = std::getenv("LOCKSTEP_GOLDENS");
-  return folder == nullptr ? "" : folder;
-}
-
-Golden golden_of(const std::string& name) {
-  fs::path root = LOCKSTEP_TEST_DATA;
-  if (!fs::exists(root / "models" / name / "golden.json") && !wider_set().empty() && fs::exists(wider_set() / "models" / name))
-    root = wider_set();
-  if (fs::exists(root / "gguf" / (name + ".gguf")))
-    return {name, root / "gguf" / (name + ".gguf"), root / "gguf" / (name + ".golden.json"),
-            root / "gguf" / (name + ".golden.safetensors")};
-  const fs::path answers = root / "models" / (name == "llama-gqa-sharded" ? "llama-gqa" : name);
-  return {name, root / "models" / name, answers / "golden.json", answers / "golden_logits.safetensors"};
-}
 
 const std::vector<std::string> kFloatModels{"llama-mha",         "llama-gqa",     "llama-gqa-bf16", "llama-gqa-fp16",
                                             "llama-gqa-sharded", "llama-tied",    "llama-bias",     "llama-headdim",
@@ -59,32 +37,43 @@ const std::vector<std::string> kOtherFamilies{"gpt2",  "gemma2",        "gemma3"
 const std::vector<std::string> kMixtures{"qwen2-moe", "gpt-oss"};
 const std::vector<std::string> kBlockModels{"gqa288-Q8_0", "gqa288-Q4_0", "gqa288-Q4_1"};
 
-/// Models that only the wider set has.
-std::vector<std::string> wider_models(bool with_mixtures) {
-  std::vector<std::string> names;
-  if (wider_set().empty()) return names;
-  for (const auto& entry : fs::directory_iterator(wider_set() / "models")) {
-    const std::string name = entry.path().filename().string();
-    const bool mixture = name == "mixtral" || name.ends_with("-moe");
-    const bool known =
-        std::ranges::count(kFloatModels, name) + std::ranges::count(kOtherFamilies, name) + std::ranges::count(kMixtures, name) > 0;
-    if (entry.is_directory() && !known && (with_mixtures || !mixture)) names.push_back(name);
+/// Those of the reference data that have one of these names.
+std::vector<Golden> named(const std::vector<std::string>& names) {
+  static const std::vector<Golden> known = [] {
+    std::vector<Golden> all = test::golden_folders();
+    std::ranges::move(test::golden_files(), std::back_inserter(all));
+    return all;
+  }();
+  std::vector<Golden> found;
+  for (const std::string& name : names) {
+    const auto golden = std::ranges::find(known, name, &Golden::name);
+    if (golden == known.end()) throw std::runtime_error("no golden model " + name);
+    found.push_back(*golden);
   }
-  return names;
+  return found;
+}
+
+/// Models that only runs with the wider reference set take, which LOCKSTEP_GOLDENS names: checks by hand.
+std::vector<Golden> wider_models(bool with_mixtures) {
+  if (std::getenv("LOCKSTEP_GOLDENS") == nullptr) return {};
+  std::vector<Golden> goldens = test::having("prompts", test::golden_folders());
+  std::erase_if(goldens, [&](const Golden& golden) {
+    const bool is_mixture = golden.name == "mixtral" || golden.name.ends_with("-moe");
+    const auto has_it = [&](const std::vector<std::string>& names) { return std::ranges::count(names, golden.name) > 0; };
+    return has_it(kFloatModels) || has_it(kOtherFamilies) || has_it(kMixtures) || (is_mixture && !with_mixtures);
+  });
+  return goldens;
 }
 
 std::vector<std::int32_t> prompt_of(const Golden& golden, const std::string& prompt) {
-  return nlohmann::json::parse(std::ifstream(golden.json)).at("prompts").at(prompt).at("tokens").get<std::vector<std::int32_t>>();
+  return golden.answers().at("prompts").at(prompt).at("tokens").get<std::vector<std::int32_t>>();
 }
 
 /// [tokens][vocabulary]
 Rows reference(const Golden& golden, const std::string& tensor, std::size_t tokens) {
-  const bool native = tensor.starts_with("native.");
-  const auto source = engine::read_safetensors(native ? golden.logits.parent_path() / "golden_native.safetensors" : golden.logits);
-  const engine::StoredTensor* stored = source->find(tensor);
-  if (stored == nullptr) throw std::runtime_error("no golden tensor " + tensor);
-  std::vector<float> values(stored->bytes / sizeof(float));
-  source->read(*stored, 0, std::as_writable_bytes(std::span(values)));
+  const fs::path native = fs::path(LOCKSTEP_TEST_DATA) / "models" / golden.name / "golden_native.safetensors";
+  const auto source = engine::read_safetensors(tensor.starts_with("native.") ? native : golden.logits);
+  const std::vector<float> values = test::golden_values(*source, tensor);
   Rows rows(tokens);
   for (std::size_t t = 0; t < tokens; ++t) {
     const std::size_t columns = values.size() / tokens;
@@ -98,11 +87,8 @@ float largest_difference(const Rows& a, const Rows& b) {
   EXPECT_EQ(a.size(), b.size());
   float largest = 0;
   for (std::size_t t = 0; t < std::min(a.size(), b.size()); ++t) {
-    EXPECT_EQ(a[t].size(), b[t].size());
-    for (std::size_t i = 0; i < std::min(a[t].size(), b[t].size()); ++i) {
-      const float difference = std::fabs(a[t][i] - b[t][i]);
-      if (!(difference <= largest)) largest = difference;  // NaN counts
-    }
+    const float difference = test::largest_difference(a[t], b[t]);
+    if (!(difference <= largest)) largest = difference;  // NaN counts
   }
   return largest;
 }
@@ -121,9 +107,9 @@ Rows logits_of(const test::RunSetup& setup, const std::vector<std::int32_t>& pro
   return rows;
 }
 
-class ModelOnGpus : public test::OnGpus<testing::TestWithParam<std::tuple<std::string, int>>> {
+class ModelOnGpus : public test::OnGpus<testing::TestWithParam<std::tuple<Golden, int>>> {
  protected:
-  Golden golden() const { return golden_of(std::get<0>(GetParam())); }
+  const Golden& golden() const { return std::get<0>(GetParam()); }
   int ranks() const override { return std::get<1>(GetParam()); }
 };
 
@@ -194,7 +180,8 @@ TEST_P(MixturesOnGpus, OfWhichEveryTokenTakesAllSixteenBitLogitsAreOffByAtMostTw
   nlohmann::json config = nlohmann::json::parse(std::ifstream(golden().model / "config.json"));
   config.at("num_experts_per_tok") = config.contains("num_experts") ? config.at("num_experts") : config.at("num_local_experts");
   folder.write("config.json", config.dump());
-  const Golden all{golden().name, folder.path(), {}, {}};
+  Golden all = golden();
+  all.model = folder.path();
   const auto prompt = prompt_of(golden(), "p33");
   const Rows exact = logits_of(test::exact_setup(all.model, 1), prompt);
   EXPECT_FALSE(same_bits(exact, logits_of(test::exact_setup(golden().model, 1), prompt)));
@@ -214,25 +201,23 @@ TEST_P(BlockTypesOnGpus, LogitsAreOffTheCpuInFloat32ByAtMostTwiceWhatRoundingExp
                    rounding_error(golden(), device::DType::kBF16, prompt, exact));
 }
 
-std::string test_name(const testing::TestParamInfo<std::tuple<std::string, int>>& info) {
-  std::string name = std::get<0>(info.param) + "_gpus" + std::to_string(std::get<1>(info.param));
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
+std::string test_name(const testing::TestParamInfo<std::tuple<Golden, int>>& info) {
+  return test::test_name(std::get<0>(info.param)) + "_gpus" + std::to_string(std::get<1>(info.param));
 }
 
 const auto kRanks = testing::Values(1, 2, 3, 4);
 INSTANTIATE_TEST_SUITE_P(Models, KvCacheOf8BitsOnGpus,
-                         testing::Combine(testing::Values("llama-gqa", "gemma2", "qwen3"), testing::Values(1, 2)), test_name);
-INSTANTIATE_TEST_SUITE_P(Models, ExactOnGpus, testing::Combine(testing::ValuesIn(kFloatModels), kRanks), test_name);
-INSTANTIATE_TEST_SUITE_P(OtherFamilies, ExactOnGpus, testing::Combine(testing::ValuesIn(kOtherFamilies), kRanks), test_name);
-INSTANTIATE_TEST_SUITE_P(Mixtures, ExactOnGpus, testing::Combine(testing::ValuesIn(kMixtures), kRanks), test_name);
-INSTANTIATE_TEST_SUITE_P(Models, MixturesOnGpus, testing::Combine(testing::ValuesIn(kMixtures), kRanks), test_name);
+                         testing::Combine(testing::ValuesIn(named({"llama-gqa", "gemma2", "qwen3"})), testing::Values(1, 2)), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, ExactOnGpus, testing::Combine(testing::ValuesIn(named(kFloatModels)), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(OtherFamilies, ExactOnGpus, testing::Combine(testing::ValuesIn(named(kOtherFamilies)), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(Mixtures, ExactOnGpus, testing::Combine(testing::ValuesIn(named(kMixtures)), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, MixturesOnGpus, testing::Combine(testing::ValuesIn(named(kMixtures)), kRanks), test_name);
 INSTANTIATE_TEST_SUITE_P(Wider, ExactOnGpus, testing::Combine(testing::ValuesIn(wider_models(true)), kRanks), test_name);
 INSTANTIATE_TEST_SUITE_P(Wider, FloatTypesOnGpus, testing::Combine(testing::ValuesIn(wider_models(false)), kRanks), test_name);
-INSTANTIATE_TEST_SUITE_P(OtherFamilies, FloatTypesOnGpus, testing::Combine(testing::ValuesIn(kOtherFamilies), kRanks), test_name);
-INSTANTIATE_TEST_SUITE_P(BlockModels, ExactOnGpus, testing::Combine(testing::ValuesIn(kBlockModels), kRanks), test_name);
-INSTANTIATE_TEST_SUITE_P(Models, FloatTypesOnGpus, testing::Combine(testing::ValuesIn(kFloatModels), kRanks), test_name);
-INSTANTIATE_TEST_SUITE_P(Models, BlockTypesOnGpus, testing::Combine(testing::ValuesIn(kBlockModels), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(OtherFamilies, FloatTypesOnGpus, testing::Combine(testing::ValuesIn(named(kOtherFamilies)), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(BlockModels, ExactOnGpus, testing::Combine(testing::ValuesIn(named(kBlockModels)), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, FloatTypesOnGpus, testing::Combine(testing::ValuesIn(named(kFloatModels)), kRanks), test_name);
+INSTANTIATE_TEST_SUITE_P(Models, BlockTypesOnGpus, testing::Combine(testing::ValuesIn(named(kBlockModels)), kRanks), test_name);
 
 }  // namespace
 }  // namespace lockstep

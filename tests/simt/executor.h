@@ -101,6 +101,12 @@ class FiberQueue {
   std::size_t count_ = 0;
 };
 
+/// Thrown in a kernel's thread that did what it must not; the error is in the grid.
+struct ThreadFailed {};
+
+/// "rows.cuh:12".
+std::string place(const Site& site);
+
 /// One run of a kernel.
 class Grid {
  public:
@@ -119,7 +125,7 @@ class Grid {
   /// Ends the run as failed, for a reason that lies outside.
   void abandon(const std::string& reason) { error_ = reason; }
 
-  // For the code of kernels' threads (executor.cpp, warp.cpp).
+  // For the code of kernels' threads (waits.cpp, warp.cpp).
   int arrive_at_barrier(BlockReduction reduction, int predicate, Site site);
   void arrive_at_collective(unsigned mask, void* argument, void (*compute)(Collective&), const char* what, Site site);
   void poll_and_yield();

@@ -242,6 +242,26 @@ TEST_F(CudaExperts, OfMoreTokensThanMemoryIsTakenForGoTogetherInPieces) {
   EXPECT_EQ(pieces, 4u);
 }
 
+TEST_F(CudaExperts, TakeTheMemoryThatTheySay) {
+  const auto free = [] {
+    std::size_t bytes = 0, total = 0;
+    check(cudaMemGetInfo(&bytes, &total), "asking for free memory");
+    return bytes;
+  };
+  const Scene floats(nullptr, DType::kF32, kExperts, true), halves(nullptr, DType::kBF16);
+  for (const Scene* scene : {&floats, &halves}) {
+    const DeviceRows in = activations(stream_, *scene, random_floats(scene->hidden, 4)), by = upload_rows(some_routing(1), kExperts);
+    const DeviceRows out = make_rows(Activation::kFloat32, scene->num_roots(), scene->hidden);
+    for (const std::size_t max_bytes : {std::size_t{1} << 20, std::size_t{1} << 12}) {
+      ExpertSums sums(100, max_bytes);
+      const std::size_t before = free(), addresses = kExperts * 5 * sizeof(void*);
+      sums.run(stream_.launch(), in.rows, 1, by.rows, nullptr, scene->mixture(), out.rows);
+      stream_.synchronize();
+      EXPECT_EQ(before - free() - addresses, sums.memory_bytes(kPerToken, scene->gate_up(0).spec(), scene->down(0).spec())) << max_bytes;
+    }
+  }
+}
+
 TEST_F(CudaExperts, AreNotComputedForPads) {
   const Scene gpu(nullptr, DType::kF32);
   const std::vector<float> x = random_floats(8 * gpu.hidden, 4), routing = some_routing(8);
@@ -302,6 +322,12 @@ TEST_F(CudaExperts, AreFiveLaunchesHoweverManyThereAre) {
       EXPECT_EQ(simt::counters().launches - before.launches, 5u) << experts;
       EXPECT_EQ(simt::counters().host_to_device - before.host_to_device, copies) << experts;
     }
+    std::vector<Expert> exchanged = scene.experts;
+    std::swap(exchanged[1], exchanged.back());
+    const simt::Counters before = simt::counters();
+    sums.run(stream_.launch(), in.rows, 3, by.rows, nullptr, {exchanged, kPerToken, {}, scene.leaves}, out.rows);
+    stream_.synchronize();
+    EXPECT_EQ(simt::counters().host_to_device - before.host_to_device, 1u) << "other weights, behind the same first one";
   }
 }
 

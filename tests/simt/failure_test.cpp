@@ -134,6 +134,26 @@ TEST_F(FailureOnGpus, ACacheThatDoesNotFitSaysWhatDoes) {
     EXPECT_THAT(error, testing::AnyOf(HasSubstr("KV cache"), HasSubstr("activations"), HasSubstr("GPU memory")));
 }
 
+TEST_F(FailureOnGpus, TheCacheLeavesExpertsTheMemoryThatTheirFirstStepTakes) {
+  setup_.session.model = std::filesystem::path(LOCKSTEP_TEST_DATA) / "models" / "qwen2-moe";
+  setup_.ranks = 1;
+  setup_.session.kv_cache_bytes.reset();
+  setup_.session.max_num_batched_tokens = 16384;
+  setup_.session.max_num_seqs = 4096;  // whose cache would need more memory than there is
+  simt::config().memory_bytes = std::size_t{128} << 20;
+  const auto free = [] {
+    std::size_t bytes = 0, total = 0;
+    cudaMemGetInfo(&bytes, &total);
+    return bytes;
+  };
+  test::with_session(setup_, [&](engine::Session& session) {
+    EXPECT_LT(session.kv_tokens(), 4096u * 256u);
+    const std::size_t before = free();
+    test::greedy(session, {5, 6, 7}, 3);
+    EXPECT_GT(before - free(), std::size_t{40} << 20) << "more than the tenth that --gpu-memory-utilization leaves";
+  });
+}
+
 TEST_F(FailureOnGpus, MoreRanksThanGpusAreRefusedUnlessSharingIsAllowed) {
   simt::config().device_count = 2;
   setup_.ranks = 3;

@@ -6,17 +6,21 @@
 /// Elementary functions and the three types of activations. Everything is IEEE multiply, add, fused multiply-add, divide and square root.
 namespace lockstep::device::cuda {
 
-/// exp_of and exp2_of split x into an integer n and a small rest: adding this, 1.5 * 2^23, rounds to an integer, which then stands in the
-/// low bits.
+/// exp_parts and exp2_of split x into an integer n and a small rest: adding this, 1.5 * 2^23, rounds to an integer, which then stands in
+/// the low bits.
 constexpr float kRounder = 12582912.0f;
 
 /// 2^exponent * x, for a sum of exponents that fits.
 __device__ inline float power_of_two(int exponent) { return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23); }
 
-/// e^x: the polynomial of docs/numerics.md N4, with the bits of device/cpu/functions.inl.
-__device__ inline float exp_of(float x) {
-  x = 89.0f < x ? 89.0f : x;  // NaN stays
-  x = -104.0f > x ? -104.0f : x;
+/// e^x = (1 + minus_one) * 2^exponent.
+struct ExpParts {
+  float minus_one;
+  int exponent;
+};
+
+/// The polynomial of docs/numerics.md N4, with the bits of device/cpu/functions.inl.
+__device__ inline ExpParts exp_parts(float x) {
   const float shifted = fmaf(x, 1.44269504f, kRounder);
   const float n = shifted - kRounder;
   const float r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, x));
@@ -27,11 +31,16 @@ __device__ inline float exp_of(float x) {
   p = fmaf(p, r, 1.0f / 6.0f);
   p = fmaf(p, r, 0.5f);
   p = fmaf(p * r, r, r);
-  p = p + 1.0f;
-  const int exponent = static_cast<int>(__float_as_uint(shifted) - __float_as_uint(kRounder));
-  const int half = exponent >> 1;
-  p = p * power_of_two(half);  // in two factors, so that subnormal results come out too
-  return p * power_of_two(exponent - half);
+  return {p, static_cast<int>(__float_as_uint(shifted) - __float_as_uint(kRounder))};
+}
+
+__device__ inline float exp_of(float x) {
+  x = 89.0f < x ? 89.0f : x;  // NaN stays
+  x = -104.0f > x ? -104.0f : x;
+  const ExpParts parts = exp_parts(x);
+  const int half = parts.exponent >> 1;
+  const float p = (parts.minus_one + 1.0f) * power_of_two(half);  // in two factors, so that subnormal results come out too
+  return p * power_of_two(parts.exponent - half);
 }
 
 /// 2^x for x <= 0 to about 2 units in the last place; 0 below -126. For the 16-bit family of attention, whose results are rounded to 16
@@ -85,18 +94,9 @@ __device__ inline float gelu_tanh(float x) {
 __device__ inline float tanh_of(float x) {
   float a = fabsf(x) * 2.0f;
   a = 44.0f < a ? 44.0f : a;  // NaN stays; tanh(22) is 1
-  const float shifted = fmaf(a, 1.44269504f, kRounder);
-  const float n = shifted - kRounder;
-  const float r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, a));
-  float p = 1.0f / 5040.0f;
-  p = fmaf(p, r, 1.0f / 720.0f);
-  p = fmaf(p, r, 1.0f / 120.0f);
-  p = fmaf(p, r, 1.0f / 24.0f);
-  p = fmaf(p, r, 1.0f / 6.0f);
-  p = fmaf(p, r, 0.5f);
-  p = fmaf(p * r, r, r);
-  const float power = power_of_two(static_cast<int>(__float_as_uint(shifted) - __float_as_uint(kRounder)));
-  const float w = fmaf(power, p, power - 1.0f);
+  const ExpParts parts = exp_parts(a);
+  const float power = power_of_two(parts.exponent);
+  const float w = fmaf(power, parts.minus_one, power - 1.0f);
   return __uint_as_float(__float_as_uint(w / (w + 2.0f)) ^ (__float_as_uint(x) & 0x80000000u));
 }
 
