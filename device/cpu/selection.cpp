@@ -143,12 +143,12 @@ std::size_t CpuSelection::find_enough(std::span<const float> row, std::size_t mo
   constexpr std::size_t kFewest = 16, kGrowth = 4;
   std::vector<float>& logits = found_logits_[thread];
   for (std::size_t count = kFewest; count < most; count *= kGrowth) {
-    first_candidates(row, count, maxima, isa_, keys_[thread]);
+    first_candidates(row, count, most, maxima, isa_, keys_[thread]);
     logits.clear();
     for (const std::uint64_t key : keys_[thread]) logits.push_back(row[static_cast<std::uint32_t>(key)]);
-    if (sum_of_exponentials(logits, maximum, scale, isa_) >= enough) return count;
+    if (sum_of_exponentials(logits, maximum, scale, isa_) >= enough) return logits.size();
   }
-  first_candidates(row, most, maxima, isa_, keys_[thread]);
+  first_candidates(row, most, most, maxima, isa_, keys_[thread]);
   return most;
 }
 
@@ -175,17 +175,17 @@ void CpuSelection::finish_row(float* row, std::size_t columns, const SelectionRo
       const double enough = mass * (1.0 + 2.0 * kMassError) - part * (1.0 - wanted.covered) * whole.changed.mass;
       num_candidates = find_enough(logits, num_candidates, maxima, whole.changed.maximum, wanted.scale, enough, thread);
     } else {
-      first_candidates(logits, num_candidates, maxima, isa_, keys_[thread]);
+      first_candidates(logits, num_candidates, num_candidates, maxima, isa_, keys_[thread]);
     }
   } else {
     if (wanted.scale != 0.0) sum_runs(logits, whole.changed.maximum, wanted.scale, place.sums);
-    first_candidates(logits, num_candidates, maxima, isa_, keys_[thread]);
+    first_candidates(logits, num_candidates, num_candidates, maxima, isa_, keys_[thread]);
   }
   keep_ids(num_candidates, place.candidates, thread);
   flags_[index] |= static_cast<std::uint32_t>(place.num_candidates - num_candidates) << kLeftOutShift;
   for (std::size_t i = first_changes_[index]; i < first_changes_[index + 1]; ++i) row[changes_[i].id] = saved_[i];
   if (wanted.log_sum == LogSum::kOwn) sum_runs(logits, whole.maximum, 1.0, place.log_sums);
-  first_candidates(logits, place.num_best, {}, isa_, keys_[thread]);
+  first_candidates(logits, place.num_best, place.num_best, {}, isa_, keys_[thread]);
   keep_ids(place.num_best, place.best, thread);
   for (std::size_t i = 0; i < num_candidates; ++i) {
     Candidate& candidate = candidates_[place.candidates + i];

@@ -186,5 +186,60 @@ TEST(Selection, GivesNoMoreCandidatesThanCoverEnough) {
   }
 }
 
+/// Two ranks with half a row each. They leave out no more than a quarter of their share of what need not be covered, and nothing where one
+/// of them does not know its mass.
+TEST(Selection, RanksThatKnowAllMassesLeaveSomeCandidatesOut) {
+  constexpr std::size_t kIds = 4096, kRanks = 2, kMost = 256;
+  constexpr double kScale = 1.25, kCovered = 0.9;
+  const std::vector<SegmentRun> runs = segment_runs(0, kIds / kVocabularySegment);
+  std::vector<std::vector<float>> logits = {random_floats(kIds, 5, 200.0f), random_floats(kIds, 6, 199.5f)};
+  const SelectionRow row{.scale = kScale, .covered = kCovered, .num_candidates = kMost};
+  double total = 0.0;
+  const float top = std::max(*std::max_element(logits[0].begin(), logits[0].end()), *std::max_element(logits[1].begin(), logits[1].end()));
+  for (const std::vector<float>& part : logits) total += sum_of_exponentials(part, top, kScale, Isa::kPortable);
+  SelectionLayout layout;
+  layout.reset({&row, 1}, kIds, runs.size());
+  for (const CpuOptions& options : all_options()) {
+    for (const bool knows_masses : {true, false}) {
+      std::vector<std::unique_ptr<Device>> devices;
+      std::vector<float> peaks(kRanks * kPeakSize, 0.0f), own(peaks.size());
+      for (std::size_t rank = 0; rank < kRanks; ++rank) {
+        const Matrix matrix{logits[rank].data(), kIds, 1, Activation::kFloat32};
+        devices.push_back(make_cpu_device(options));
+        devices[rank]->prepare_selection(1, runs);
+        devices[rank]->top_of_rows(matrix, 1);
+        devices[rank]->begin_selection(matrix, {{&row, 1}, {}}, rank, kRanks, own.data());
+        for (std::size_t i = 0; i < peaks.size(); ++i) peaks[i] += own[i];
+      }
+      if (!knows_masses) peaks[kPeakSize + 2] = 0.0f;
+      for (std::size_t rank = 0; rank < kRanks; ++rank) {
+        devices[rank]->finish_selection({logits[rank].data(), kIds, 1, Activation::kFloat32}, {{&row, 1}, {}}, kRanks, peaks.data());
+        const std::span<const std::byte> found = devices[rank]->read_selection();
+        std::uint32_t flags = 0;
+        std::memcpy(&flags, found.data() + layout.flags_offset(), sizeof flags);
+        const std::size_t count = kMost - (flags >> kLeftOutShift);
+        if (!knows_masses) {
+          EXPECT_EQ(count, kMost);
+          continue;
+        }
+        EXPECT_LT(count, kMost) << "rank " << rank;
+        std::vector<std::uint64_t> keys, order;
+        double left = sum_of_exponentials(logits[rank], top, kScale, Isa::kPortable);
+        for (std::size_t i = 0; i < count; ++i) {
+          Candidate candidate;
+          std::memcpy(&candidate, found.data() + layout.candidates_offset() + i * sizeof candidate, sizeof candidate);
+          keys.push_back(candidate_key(candidate.logit, candidate.id));
+          left -= weight_of(candidate.logit, top, kScale);
+        }
+        for (std::uint32_t id = 0; id < kIds; ++id) order.push_back(candidate_key(logits[rank][id], id));
+        std::sort(keys.begin(), keys.end());
+        std::sort(order.begin(), order.end());
+        EXPECT_TRUE(std::equal(keys.begin(), keys.end(), order.begin()));
+        EXPECT_LE(left, (1.0 - kCovered) * total / (4.0 * kRanks));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::device

@@ -155,7 +155,8 @@ TEST(FirstCandidates, AreThoseOfTheWholeOrderWithMaximaAndWithout) {
         const Sketch sketch = sketch_of(logits, 0.0, isa);
         for (const std::size_t count : {1, 8, 64, 100, 1024}) {
           for (const bool with_maxima : {false, true}) {
-            first_candidates(logits, count, with_maxima ? std::span<const float>(sketch.maxima) : std::span<const float>(), isa, keys);
+            first_candidates(logits, count, count, with_maxima ? std::span<const float>(sketch.maxima) : std::span<const float>(), isa,
+                             keys);
             std::sort(keys.begin(), keys.end());
             const auto expected = std::span(all).first(std::min(count, size));
             ASSERT_TRUE(std::equal(keys.begin(), keys.end(), expected.begin(), expected.end()))
@@ -173,7 +174,7 @@ TEST(FirstCandidates, ARowOfNaNsIsNoTrouble) {
     std::vector<float> logits = row_of_logits(30000, 1, 6.0f, 3.0f, 0.0f);
     for (std::size_t id = 0; id < logits.size(); id += 1 + id % 700) logits[id] = std::nanf("");
     const Sketch sketch = sketch_of(logits, 1.0, isa);
-    first_candidates(logits, 64, sketch.maxima, isa, keys);
+    first_candidates(logits, 64, 64, sketch.maxima, isa, keys);
     EXPECT_LE(keys.size(), 64u);
   }
 }
