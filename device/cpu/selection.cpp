@@ -140,13 +140,15 @@ void CpuSelection::keep_sketched_mass(double mass, std::size_t first) {
 /// Finds the first candidates, as many as are worth enough or hardly more; at most `most`. Returns how many.
 std::size_t CpuSelection::find_enough(std::span<const float> row, std::size_t most, std::span<const float> maxima, float maximum,
                                       double scale, double enough, std::size_t thread) {
-  constexpr std::size_t kFewest = 16, kGrowth = 4;
+  constexpr std::size_t kFewest = 16, kGrowth = 4, kTogether = 128;  // sums of so many values use vectors alone
   std::vector<float>& logits = found_logits_[thread];
   for (std::size_t count = kFewest; count < most; count *= kGrowth) {
     first_candidates(row, count, most, maxima, isa_, keys_[thread]);
     logits.clear();
     for (const std::uint64_t key : keys_[thread]) logits.push_back(row[static_cast<std::uint32_t>(key)]);
-    if (sum_of_exponentials(logits, maximum, scale, isa_) >= enough) return logits.size();
+    const std::size_t num_found = logits.size();
+    if (num_found > kTogether / 4) logits.resize((num_found + kTogether - 1) / kTogether * kTogether, LogitChange::kMask);
+    if (sum_of_exponentials(logits, maximum, scale, isa_) >= enough) return num_found;
   }
   first_candidates(row, most, most, maxima, isa_, keys_[thread]);
   return most;
