@@ -380,20 +380,19 @@ class Device {
   /// The first tops of the latest top_of_rows(), complete on return.
   virtual void read_tops(std::span<Top> tops) = 0;
 
-  // Selection from rows of logits that stay where they are: begin, then maxima summed up over the ranks (every other rank's are +0), then
-  // finish. Outside of run_step, after
-  // top_of_rows() of the same logits. `logits` may have no column: the rank's part of the vocabulary is empty.
+  // Selection from rows of logits that stay where they are: begin, then peaks summed up over the ranks (every other rank's are +0), then
+  // finish. Outside of run_step, after top_of_rows() of the same logits. `logits` may have no column: the rank's part of the vocabulary is
+  // empty.
 
   /// The most that a selection will ever hold on this rank; once, after prepare_steps(), before the first one.
   /// @param runs  of the segments of this rank
   virtual void prepare_selection(std::size_t max_rows, std::span<const SegmentRun> runs) = 0;
-  /// Changes the logits, and writes maxima [num_ranks][rows of the selection][2], fp32 in device memory: the maximum of the changed row and
-  /// of the row as it is at this rank's place, -infinity where there is no column, and +0 at the places of all others. `changes` have ids
-  /// relative to the rank's first one. What `selection` refers to is needed until read_selection().
-  virtual void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks,
-                               float* maxima) = 0;
-  /// Sums and candidates, given the maxima of all ranks; then the logits are as they were.
-  virtual void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) = 0;
+  /// Changes the logits, and writes peaks [num_ranks][rows of the selection][kPeakSize], fp32 in device memory: what this rank knows at its
+  /// place, maxima of -infinity where there is no column, and +0 at the places of all others. `changes` have ids relative to the rank's
+  /// first one. What `selection` refers to is needed until read_selection().
+  virtual void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* peaks) = 0;
+  /// Sums and candidates, given the peaks of all ranks; then the logits are as they were.
+  virtual void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* peaks) = 0;
   /// What was found, as a SelectionLayout of (selection.rows, columns, runs) says; complete on return. Candidates have ids relative to the
   /// rank's first one, and the logits of the row as it is; they are in no order. Memory of the device object, valid until the next
   /// selection begins.

@@ -43,12 +43,16 @@ struct SelectionRow {
   double covered = 0.0;              // the part of that sum that candidates have to have; 0: as many are wanted as there may be
   std::uint32_t row = 0;             // of the logits of the step
   std::uint32_t num_changes = 0;     // of its logits: the next ones of Selection::changes, ids ascending
-  std::uint32_t num_candidates = 0;  // of the changed row, at least 1; a device that has all ids may give fewer, once they cover enough
+  std::uint32_t num_candidates = 0;  // of the changed row, at least 1; a device may give fewer, once they cover enough
   std::uint32_t num_best = 0;        // of the row as it is
   LogSum log_sum = LogSum::kNone;    // the sum of the exponentials of the row as it is, scale 1
   std::uint32_t num_masked = 0;      // of its changes, those that mask
   bool operator==(const SelectionRow&) const = default;
 };
+
+/// What ranks tell each other of a row before they look for candidates, in fp32: the maximum of the changed row, that of the row as it is,
+/// and about the sum of exp((logit - maximum) * scale) over the changed row, relative to the rank's own maximum; 0 if it is not known.
+inline constexpr std::size_t kPeakSize = 3;
 
 struct Selection {
   std::span<const SelectionRow> rows;

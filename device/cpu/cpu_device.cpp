@@ -126,7 +126,7 @@ Top CpuDevice::top_of_row(std::size_t row) const {
   return best;
 }
 
-void CpuDevice::begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) {
+void CpuDevice::begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* peaks) {
   flush();
   const FloatMode mode;
   const std::size_t rows = tops_.size() / pool_.size();
@@ -134,12 +134,12 @@ void CpuDevice::begin_selection(const Matrix& logits, const Selection& selection
     require(logits.columns == 0 || row.row < rows, "begin_selection: a row of which there is no top");
   maxima_of_rows_.resize(rows);
   for (std::size_t row = 0; row < rows; ++row) maxima_of_rows_[row] = top_of_row(row).logit;
-  selection_.begin(floats_of(logits, 0), logits.columns, maxima_of_rows_, selection, rank, num_ranks, maxima);
+  selection_.begin(floats_of(logits, 0), logits.columns, maxima_of_rows_, selection, rank, num_ranks, peaks);
 }
 
-void CpuDevice::finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) {
+void CpuDevice::finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* peaks) {
   const FloatMode mode;
-  selection_.finish(floats_of(logits, 0), logits.columns, selection, num_ranks, maxima);
+  selection_.finish(floats_of(logits, 0), logits.columns, selection, num_ranks, peaks);
 }
 
 const StepBatch& CpuDevice::step() const {

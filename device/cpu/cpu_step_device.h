@@ -128,8 +128,8 @@ class CpuDevice final : public Device {
                   std::span<const SelectionRow> selection) override;
   void read_tops(std::span<Top> tops) override;
   void prepare_selection(std::size_t, std::span<const SegmentRun> runs) override { selection_.prepare(runs); }
-  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override;
-  void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) override;
+  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* peaks) override;
+  void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* peaks) override;
   std::span<const std::byte> read_selection() override { return selection_.found(); }
 
   /// Within the latest program, for tests.

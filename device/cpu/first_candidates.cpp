@@ -75,6 +75,53 @@ void for_each_above(std::span<const float> values, const float& bound, Isa isa, 
   }
 }
 
+#if defined(__x86_64__)
+[[gnu::target("avx512f")]] inline __m512i keys_of(__m256i order, __m256i ids) {
+  return _mm512_or_epi64(_mm512_maskz_slli_epi64(0xFF, _mm512_maskz_cvtepu32_epi64(0xFF, order), 32),
+                         _mm512_maskz_cvtepu32_epi64(0xFF, ids));
+}
+
+/// Without a branch for each value: which of a group are above the bound nobody can foresee.
+[[gnu::target("avx512f,popcnt")]] std::size_t append_above_avx512(std::span<const float> values, std::size_t first, float bound,
+                                                                  std::vector<std::uint64_t>& keys, std::size_t used) {
+  const __m512 bounds = _mm512_set1_ps(bound);
+  const __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (std::size_t at = 0; at < values.size(); at += kStride) {
+    const auto all = static_cast<__mmask16>(values.size() - at < kStride ? (1u << (values.size() - at)) - 1 : 0xFFFFu);
+    const __m512 logits = _mm512_maskz_loadu_ps(all, values.data() + at);
+    const __mmask16 above = _mm512_mask_cmp_ps_mask(all, logits, bounds, _CMP_GT_OQ);
+    if (above == 0) continue;
+    if (keys.size() < used + kStride) keys.resize(2 * keys.size() + kStride);
+    // candidate_key of 16 values
+    const __m512i bits = _mm512_castps_si512(_mm512_add_ps(logits, _mm512_setzero_ps()));
+    const __mmask16 positive = _mm512_cmpge_epi32_mask(bits, _mm512_setzero_si512());
+    const __m512i order = _mm512_mask_xor_epi32(bits, positive, bits, _mm512_set1_epi32(0x7FFFFFFF));
+    const __m512i ids = _mm512_add_epi32(places, _mm512_set1_epi32(static_cast<int>(first + at)));
+    const __m512i low = keys_of(_mm512_castsi512_si256(order), _mm512_castsi512_si256(ids));
+    const __m512i high = keys_of(_mm512_maskz_extracti64x4_epi64(0xF, order, 1), _mm512_maskz_extracti64x4_epi64(0xF, ids, 1));
+    std::uint64_t* to = keys.data() + used;
+    const std::size_t num_low = static_cast<std::size_t>(__builtin_popcount(above & 0xFFu));
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi64(static_cast<__mmask8>(above), low));
+    _mm512_storeu_si512(to + num_low, _mm512_maskz_compress_epi64(static_cast<__mmask8>(above >> 8), high));
+    used += static_cast<std::size_t>(__builtin_popcount(above));
+  }
+  return used;
+}
+#endif
+
+/// Writes the keys of the values above `bound` behind the first `used` keys, and returns how many are used then; others may follow.
+/// @param first  id of the first value
+std::size_t append_above(std::span<const float> values, std::size_t first, float bound, Isa isa, std::vector<std::uint64_t>& keys,
+                         std::size_t used) {
+#if defined(__x86_64__)
+  if (isa >= Isa::kAvx512) return append_above_avx512(values, first, bound, keys, used);
+#endif
+  keys.resize(used);
+  for_each_above(values, bound, isa,
+                 [&](std::size_t place) { keys.push_back(candidate_key(values[place], static_cast<std::uint32_t>(first + place))); });
+  return keys.size();
+}
+
 /// How many are not below `bound`.
 std::size_t num_from_portable(std::span<const float> values, float bound) {
   return static_cast<std::size_t>(std::count_if(values.begin(), values.end(), [bound](float value) { return value >= bound; }));
@@ -94,10 +141,20 @@ std::size_t num_from_portable(std::span<const float> values, float bound) {
   _mm256_store_si256(reinterpret_cast<__m256i*>(lanes.data()), _mm256_add_epi32(low, high));
   return num_from_portable(values.subspan(first), bound) - static_cast<std::size_t>(std::accumulate(lanes.begin(), lanes.end(), 0));
 }
+
+[[gnu::target("avx512f,popcnt")]] std::size_t num_from_avx512(std::span<const float> values, float bound) {
+  constexpr std::size_t kTogether = 16;
+  const __m512 bounds = _mm512_set1_ps(bound);
+  std::size_t first = 0, reached = 0;
+  for (; first + kTogether <= values.size(); first += kTogether)
+    reached += static_cast<std::size_t>(__builtin_popcount(_mm512_cmp_ps_mask(_mm512_loadu_ps(values.data() + first), bounds, _CMP_GE_OQ)));
+  return reached + num_from_portable(values.subspan(first), bound);
+}
 #endif
 
 std::size_t num_from(std::span<const float> values, float bound, Isa isa) {
 #if defined(__x86_64__)
+  if (isa >= Isa::kAvx512) return num_from_avx512(values, bound);
   if (isa >= Isa::kAvx2) return num_from_avx2(values, bound);
 #endif
   static_cast<void>(isa);
@@ -150,11 +207,13 @@ class BestKeys {
   bool has_last_ = false;
 };
 
-/// A logit that at least `count` maxima reach, and hardly more, so that there are as many candidates; kNone: there is none.
-float bound_of(std::span<const float> maxima, std::size_t count, Isa isa) {
+/// A logit that at least `count` maxima reach, and hardly more if `most` are wanted, so that there are as many candidates; kNone: there is
+/// none.
+float bound_of(std::span<const float> maxima, std::size_t count, std::size_t most, Isa isa) {
   constexpr int kMostSteps = 32;
+  const std::size_t enough = count + std::max(count / 8, std::min(count / 2, (most - count) / 4));
   if (maxima.size() < count) return kNone;
-  float high = maximum(maxima, isa), low = high, distance = 0.5f;
+  float high = maximum(maxima, isa), low = high, distance = 4.0f;
   if (!std::isfinite(high)) return kNone;
   for (; num_from(maxima, low, isa) < count; distance *= 2.0f) {
     high = low;
@@ -165,18 +224,18 @@ float bound_of(std::span<const float> maxima, std::size_t count, Isa isa) {
     const float middle = low + (high - low) * 0.5f;
     const std::size_t reached = num_from(maxima, middle, isa);
     (reached < count ? high : low) = middle;
-    if (reached >= count && reached <= count + count / 8) break;
+    if (reached >= count && reached <= enough) break;
   }
   return low;
 }
 
 }  // namespace
 
-void first_candidates(std::span<const float> logits, std::size_t count, std::span<const float> maxima, Isa isa,
+void first_candidates(std::span<const float> logits, std::size_t count, std::size_t most, std::span<const float> maxima, Isa isa,
                       std::vector<std::uint64_t>& keys) {
   keys.clear();
   if (count == 0) return;
-  const float bound = bound_of(maxima, count, isa);
+  const float bound = bound_of(maxima, count, most, isa);
   if (bound == kNone) {  // too few groups, or ids that are not masked
     BestKeys best(logits, count, isa, keys);
     best.take_all();
@@ -184,14 +243,16 @@ void first_candidates(std::span<const float> logits, std::size_t count, std::spa
   }
   const float below = std::nextafter(bound, kNone);
   // The logits may be far from the core. Asked for one by one they would be waited for one by one: which come next depends on them.
-  for_each_above(maxima, below, isa, [&](std::size_t group) { __builtin_prefetch(&logits[group * kSketchGroup]); });
-  for_each_above(maxima, below, isa, [&](std::size_t group) {
-    const std::size_t first = group * kSketchGroup;
-    for_each_above(logits.subspan(first, std::min(kSketchGroup, logits.size() - first)), below, isa, [&](std::size_t place) {
-      keys.push_back(candidate_key(logits[first + place], static_cast<std::uint32_t>(first + place)));
-    });
-  });
-  keep_best(keys, count);
+  std::size_t used = append_above(maxima, 0, below, isa, keys, 0);
+  const std::size_t num_groups = used;
+  for (std::size_t i = 0; i < num_groups; ++i) __builtin_prefetch(&logits[static_cast<std::uint32_t>(keys[i]) * kSketchGroup]);
+  for (std::size_t i = 0; i < num_groups; ++i) {
+    const std::size_t first = static_cast<std::uint32_t>(keys[i]) * kSketchGroup;
+    used = append_above(logits.subspan(first, std::min(kSketchGroup, logits.size() - first)), first, below, isa, keys, used);
+  }
+  keys.resize(used);
+  keys.erase(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(num_groups));
+  keep_best(keys, most);
 }
 
 }  // namespace lockstep::device

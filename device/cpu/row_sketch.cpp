@@ -16,16 +16,26 @@ namespace {
 
 constexpr std::size_t kChunk = 256;  // values whose maxima are found, and whose powers are added up, side by side
 
-/// 2^f for |f| <= 1/2, highest power first: the polynomial of that degree whose largest relative error is least, 7.5e-8 (2.2e-7 in fp32).
-constexpr std::array<float, 6> kPowers = {0.00132764725f, 0.00967554096f, 0.0555071309f, 0.240221202f, 0.693146944f, 1.00000012f};
+/// 2^f, highest power first: the polynomials of that degree whose largest relative error is least, 2.6e-6 (2.7e-6 in fp32).
+using Polynomial = std::array<float, 5>;
+constexpr Polynomial kNearZero = {0.00957010221f, 0.0559178591f, 0.240247443f, 0.693121791f, 0.999999285f};  // |f| <= 1/2
+constexpr Polynomial kAboveZero = {0.0135341678f, 0.0520114601f, 0.241442755f, 0.693003833f, 1.00000262f};   // 0 <= f <= 1
 constexpr float kShift = 12582912.0f;      // 1.5 * 2^23: adding it rounds to a whole number, which then stands in the lowest bits
-constexpr float kSmallestPower = -125.0f;  // what would be smaller counts as 2^-125
+constexpr float kSmallestPower = -120.0f;  // what would be smaller counts as 2^-120: subnormal results take a hundred times as long
+constexpr double kMostPower = 0x1p21;      // so that kShift can have a whole number added
 
-/// exp((v - maximum) * scale) = 2^((v - maximum) * factor).
+/// exp((v - maximum) * scale) = 2^(v * factor + whole) * unit. A whole number, so that only v * factor is ever rounded.
 struct Exponent {
-  float maximum, factor, lowest;
-  Exponent(float highest, double scale)
-      : maximum(highest), factor(static_cast<float>(scale * 0x1.71547652b82fep+0)), lowest(kSmallestPower / factor) {}
+  float factor, whole, lowest;
+  double unit;
+  bool fits;
+  Exponent(float maximum, double scale) : factor(static_cast<float>(scale * 0x1.71547652b82fep+0)) {
+    const double highest = static_cast<double>(maximum) * static_cast<double>(factor), ceiling = std::ceil(highest);
+    fits = std::abs(ceiling) <= kMostPower;
+    whole = fits ? static_cast<float>(-ceiling) : 0.0f;
+    lowest = (kSmallestPower - whole) / factor;
+    unit = std::exp2(ceiling - highest);
+  }
 };
 
 struct Maxima {
@@ -96,13 +106,13 @@ LOCKSTEP_AVX2 Maxima maxima_avx2(const float* values, std::size_t chunks, float*
 }
 
 LOCKSTEP_AVX2 inline __m256 powers8(__m256 v, const Exponent& e) {
-  const __m256 factor = _mm256_set1_ps(e.factor), shift = _mm256_set1_ps(kShift);
-  const __m256 d = _mm256_max_ps(_mm256_sub_ps(v, _mm256_set1_ps(e.maximum)), _mm256_set1_ps(e.lowest));
-  const __m256 shifted = _mm256_fmadd_ps(d, factor, shift);
-  const __m256 f = _mm256_fmsub_ps(d, factor, _mm256_sub_ps(shifted, shift));
-  __m256 p = _mm256_set1_ps(kPowers[0]);
+  const __m256 factor = _mm256_set1_ps(e.factor), shift = _mm256_set1_ps(kShift + e.whole);
+  const __m256 clamped = _mm256_max_ps(v, _mm256_set1_ps(e.lowest));
+  const __m256 shifted = _mm256_fmadd_ps(clamped, factor, shift);
+  const __m256 f = _mm256_fmsub_ps(clamped, factor, _mm256_sub_ps(shifted, shift));
+  __m256 p = _mm256_set1_ps(kNearZero[0]);
   LOCKSTEP_UNROLL
-  for (std::size_t i = 1; i < kPowers.size(); ++i) p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(kPowers[i]));
+  for (std::size_t i = 1; i < kNearZero.size(); ++i) p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(kNearZero[i]));
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
 }
 
@@ -160,14 +170,13 @@ LOCKSTEP_AVX512 Maxima maxima_avx512(const float* values, std::size_t chunks, fl
 }
 
 LOCKSTEP_AVX512 inline __m512 powers16(__m512 v, const Exponent& e) {
-  const __m512 factor = _mm512_set1_ps(e.factor), shift = _mm512_set1_ps(kShift);
-  const __m512 d = max16(_mm512_sub_ps(v, _mm512_set1_ps(e.maximum)), _mm512_set1_ps(e.lowest));
-  const __m512 shifted = _mm512_fmadd_ps(d, factor, shift);
-  const __m512 f = _mm512_fmsub_ps(d, factor, _mm512_sub_ps(shifted, shift));
-  __m512 p = _mm512_set1_ps(kPowers[0]);
+  const __m512 clamped = max16(v, _mm512_set1_ps(e.lowest));
+  const __m512 x = _mm512_fmadd_ps(clamped, _mm512_set1_ps(e.factor), _mm512_set1_ps(e.whole));
+  const __m512 f = _mm512_maskz_reduce_ps(0xFFFF, x, _MM_FROUND_TO_NEG_INF);  // x - floor(x)
+  __m512 p = _mm512_set1_ps(kAboveZero[0]);
   LOCKSTEP_UNROLL
-  for (std::size_t i = 1; i < kPowers.size(); ++i) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kPowers[i]));
-  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_maskz_slli_epi32(0xFFFF, _mm512_castps_si512(shifted), 23)));
+  for (std::size_t i = 1; i < kAboveZero.size(); ++i) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kAboveZero[i]));
+  return _mm512_maskz_scalef_ps(0xFFFF, p, x);  // p * 2^floor(x)
 }
 
 LOCKSTEP_AVX512 double mass_avx512(const float* values, std::size_t chunks, const Exponent& e, std::ptrdiff_t ahead) {
@@ -200,20 +209,20 @@ SketchedPart sketch_part(std::span<const float> values, double scale, Isa isa, f
   if (isa >= Isa::kAvx2) chunks = values.size() / kChunk;
   if (chunks > 0) found = isa >= Isa::kAvx512 ? maxima_avx512(values.data(), chunks, maxima) : maxima_avx2(values.data(), chunks, maxima);
 #endif
-  const std::span<const float> rest = values.subspan(chunks * kChunk);
-  const Maxima behind = maxima_of_rest(rest, maxima + chunks * kChunk / kSketchGroup);
+  const Maxima behind = maxima_of_rest(values.subspan(chunks * kChunk), maxima + chunks * kChunk / kSketchGroup);
   SketchedPart part{{std::max(found.highest, behind.highest), 0.0}, found.finite && behind.finite};
   if (scale == 0.0 || !std::isfinite(part.mass.maximum)) return part;
+  std::size_t summed = 0;
 #if defined(__x86_64__)
-  if (chunks > 0) {
-    const Exponent exponent(part.mass.maximum, scale);
+  if (const Exponent exponent(part.mass.maximum, scale); chunks > 0 && exponent.fits) {
     const std::ptrdiff_t ahead = next == nullptr ? 0 : next - values.data();
-    part.mass.mass =
-        isa >= Isa::kAvx512 ? mass_avx512(values.data(), chunks, exponent, ahead) : mass_avx2(values.data(), chunks, exponent, ahead);
+    part.mass.mass = exponent.unit * (isa >= Isa::kAvx512 ? mass_avx512(values.data(), chunks, exponent, ahead)
+                                                          : mass_avx2(values.data(), chunks, exponent, ahead));
+    summed = chunks * kChunk;
   }
 #endif
   static_cast<void>(next);
-  if (!rest.empty()) part.mass.mass += sum_of_exponentials(rest, part.mass.maximum, scale, isa);
+  if (summed < values.size()) part.mass.mass += sum_of_exponentials(values.subspan(summed), part.mass.maximum, scale, isa);
   return part;
 }
 

@@ -18,11 +18,11 @@ inline constexpr std::size_t kSketchGroup = 16;
 /// A part is looked at twice, so it is best no longer than what the first level of cache holds.
 inline constexpr std::size_t kSketchPart = 4096;
 
-/// The mass of a sketch is off by at most this part of the sum that it stands for. Per term: v - maximum and the factor of the exponent
-/// rounded once (each at most 40 * 2^-24 of a term that matters: those below e^-40 of the part's largest do not), the polynomial and its
-/// roundings (4e-7), sums of 256 (3e-7); the parts are put together in fp64. All terms are positive, so what holds for each part holds for
-/// all together, whichever maximum each is relative to.
-inline constexpr double kMassError = 0x1p-17;
+/// The mass of a sketch is off by at most this part of the sum that it stands for. Per term: the factor of the exponent and the exponent
+/// rounded once (each at most 41 * 2^-24 of a term that matters: those below e^-40 of the part's largest do not), the polynomial and its
+/// roundings (2.7e-6), sums of 256 (3e-7); the parts are put together in fp64. All terms are positive, so what holds for each part holds
+/// for all together, whichever maximum each is relative to.
+inline constexpr double kMassError = 0x1p-16;
 
 /// The largest of some logits, and about the sum of exp((logit - maximum) * scale) over them.
 struct SketchedMass {

@@ -58,21 +58,41 @@ Top CpuSelection::sketch(std::size_t thread, std::size_t row, std::size_t first,
   return {*top, static_cast<std::int32_t>(first) + static_cast<std::int32_t>(top - part.begin()), found.finite};
 }
 
-/// Returns the maximum of the changed row.
-float CpuSelection::change_row(float* row, std::size_t columns, float top, std::size_t index) {
+void CpuSelection::change_row(float* row, std::size_t index) {
   flags_[index] = kIsFinite;
-  const std::size_t end = first_changes_[index + 1];
-  for (std::size_t i = first_changes_[index]; i < end; ++i) {
+  for (std::size_t i = first_changes_[index]; i < first_changes_[index + 1]; ++i) {
     float& logit = row[changes_[i].id];
     saved_[i] = logit;
     logit = changed(logit, changes_[i]);
     if (!changes_[i].masks() && !std::isfinite(logit)) flags_[index] = 0;
   }
-  return first_changes_[index] == end ? top : maximum(std::span(row, columns), isa_);
+}
+
+/// A whole row, where that was not done as its logits were computed.
+void CpuSelection::sketch_row(std::span<const float> row, const SelectionRow& wanted) {
+  const Expected is{sketches_mass(wanted) ? wanted.scale : 0.0, true};
+  if (wanted.num_changes == 0 && expected_[wanted.row] == is) return;
+  expected_[wanted.row] = is;
+  SketchedMass mass;
+  float* maxima = sketched_maxima_.data() + wanted.row * num_groups_;
+  for (std::size_t first = 0; first < row.size(); first += kSketchPart) {
+    const std::span<const float> part = row.subspan(first, std::min(kSketchPart, row.size() - first));
+    mass.add(sketch_part(part, is.scale, isa_, maxima + first / kSketchGroup).mass, is.scale);
+  }
+  const auto sketched = std::span(sketched_).subspan(wanted.row * pool_.size(), pool_.size());
+  std::fill(sketched.begin(), sketched.end(), SketchedMass{});
+  sketched[0] = mass;
+}
+
+/// Of a row that is sketched, relative to a maximum that is not lower than its own.
+double CpuSelection::own_mass(std::size_t row, float maximum, double scale) const {
+  double mass = 0.0;
+  for (const SketchedMass& part : std::span(sketched_).subspan(row * pool_.size(), pool_.size())) mass += part.relative_to(maximum, scale);
+  return mass;
 }
 
 void CpuSelection::begin(float* logits, std::size_t columns, std::span<const float> tops, const Selection& selection, std::size_t rank,
-                         std::size_t num_ranks, float* maxima) {
+                         std::size_t num_ranks, float* peaks) {
   const std::size_t num_rows = selection.rows.size();
   layout_.reset(selection.rows, columns, runs_.size());
   changes_ = selection.changes;
@@ -86,16 +106,20 @@ void CpuSelection::begin(float* logits, std::size_t columns, std::span<const flo
   candidates_ = {reinterpret_cast<Candidate*>(bytes + layout_.candidates_offset()), layout_.num_candidates()};
   flags_ = {reinterpret_cast<std::uint32_t*>(bytes + layout_.flags_offset()), num_rows};
   std::fill(flags_.begin(), flags_.end(), kIsFinite);
-  std::fill_n(maxima, 2 * num_ranks * num_rows, 0.0f);
-  float* mine = maxima + 2 * rank * num_rows;
-  if (columns == 0) {
-    std::fill_n(mine, 2 * num_rows, -std::numeric_limits<float>::infinity());
-    return;
-  }
+  std::fill_n(peaks, kPeakSize * num_ranks * num_rows, 0.0f);
+  sketched_maxima_.resize(std::max(sketched_maxima_.size(), expected_.size() * num_groups_));
   over_rows(num_rows, [&](std::size_t, std::size_t index) {
-    const std::size_t row = selection.rows[index].row;
-    mine[2 * index] = change_row(logits + row * columns, columns, tops[row], index);
-    mine[2 * index + 1] = tops[row];
+    const SelectionRow& wanted = selection.rows[index];
+    float* peak = peaks + kPeakSize * (rank * num_rows + index);
+    peak[0] = peak[1] = -std::numeric_limits<float>::infinity();
+    if (columns == 0) return;
+    float* row = logits + wanted.row * columns;
+    change_row(row, index);
+    sketch_row({row, columns}, wanted);
+    for (std::size_t part = 0; part < pool_.size(); ++part)
+      peak[0] = std::max(peak[0], sketched_[wanted.row * pool_.size() + part].maximum);
+    peak[1] = tops[wanted.row];
+    if (sketches_mass(wanted)) peak[2] = static_cast<float>(own_mass(wanted.row, peak[0], wanted.scale));
   });
 }
 
@@ -113,68 +137,58 @@ void CpuSelection::keep_sketched_mass(double mass, std::size_t first) {
   sums_[first] = mass;
 }
 
-/// How many of the first candidates cover enough of the mass, or hardly more; at most `most`.
-std::size_t CpuSelection::num_covering(std::span<const float> row, std::size_t most, std::span<const float> maxima,
-                                       const SketchedMass& mass, const SelectionRow& wanted, std::size_t thread) {
-  constexpr std::size_t kFewest = 16, kGrowth = 4;
-  const double enough = wanted.covered * mass.mass * (1.0 + 2.0 * kMassError);  // also if the mass is as large as it may be
+/// Finds the first candidates, as many as are worth enough or hardly more; at most `most`. Returns how many.
+std::size_t CpuSelection::find_enough(std::span<const float> row, std::size_t most, std::span<const float> maxima, float maximum,
+                                      double scale, double enough, std::size_t thread) {
+  constexpr std::size_t kFewest = 16, kGrowth = 4, kTogether = 128;  // sums of so many values use vectors alone
   std::vector<float>& logits = found_logits_[thread];
   for (std::size_t count = kFewest; count < most; count *= kGrowth) {
-    first_candidates(row, count, maxima, isa_, keys_[thread]);
+    first_candidates(row, count, most, maxima, isa_, keys_[thread]);
     logits.clear();
     for (const std::uint64_t key : keys_[thread]) logits.push_back(row[static_cast<std::uint32_t>(key)]);
-    if (sum_of_exponentials(logits, mass.maximum, wanted.scale, isa_) >= enough) return count;
+    const std::size_t num_found = logits.size();
+    if (num_found > kTogether / 4) logits.resize((num_found + kTogether - 1) / kTogether * kTogether, LogitChange::kMask);
+    if (sum_of_exponentials(logits, maximum, scale, isa_) >= enough) return num_found;
   }
+  first_candidates(row, most, most, maxima, isa_, keys_[thread]);
   return most;
 }
 
-/// Only their ids: the logits may be changed ones.
-void CpuSelection::find_candidates(std::span<const float> row, std::size_t count, std::span<const float> maxima, std::size_t first,
-                                   std::size_t thread) {
-  std::vector<std::uint64_t>& keys = keys_[thread];
-  first_candidates(row, count, maxima, isa_, keys);
+/// Only ids: the logits may be changed ones.
+void CpuSelection::keep_ids(std::size_t count, std::size_t first, std::size_t thread) {
+  const std::vector<std::uint64_t>& keys = keys_[thread];
   for (std::size_t i = 0; i < count; ++i) candidates_[first + i].id = i < keys.size() ? static_cast<std::uint32_t>(keys[i]) : 0;
 }
 
-double CpuSelection::sketch_changed_row(std::span<const float> row, float maximum, double scale, std::vector<float>& maxima) {
-  maxima.resize(num_groups(row.size()));
-  SketchedMass mass;
-  for (std::size_t first = 0; first < row.size(); first += kSketchPart) {
-    const std::span<const float> part = row.subspan(first, std::min(kSketchPart, row.size() - first));
-    mass.add(sketch_part(part, scale, isa_, maxima.data() + first / kSketchGroup).mass, scale);
-  }
-  return mass.relative_to(maximum, scale);
-}
-
-void CpuSelection::finish_row(float* row, std::size_t columns, const SelectionRow& wanted, std::size_t index, float changed_maximum,
-                              float maximum, bool has_all_ids, std::size_t thread) {
+void CpuSelection::finish_row(float* row, std::size_t columns, const SelectionRow& wanted, std::size_t index, const WholeRow& whole,
+                              std::size_t thread) {
   const SelectionLayout::Row& place = layout_.rows()[index];
   const std::span<const float> logits(row, columns);
-  const double scale = sketches_mass(wanted) ? wanted.scale : 0.0;
-  std::span<const float> maxima;
-  double mass = 0.0;
-  if (wanted.num_changes == 0 && wanted.row < expected_.size() && expected_[wanted.row] == Expected{scale, true}) {
-    maxima = std::span(sketched_maxima_).subspan(wanted.row * num_groups_, num_groups_);
-    for (std::size_t part = 0; part < pool_.size(); ++part)
-      mass += sketched_[wanted.row * pool_.size() + part].relative_to(changed_maximum, scale);
-  } else {
-    mass = sketch_changed_row(logits, changed_maximum, scale, maxima_[thread]);
-    maxima = maxima_[thread];
-  }
-  if (scale != 0.0) {
+  const auto maxima = std::span(sketched_maxima_).subspan(wanted.row * num_groups_, num_groups_);
+  std::size_t num_candidates = place.num_candidates;
+  if (sketches_mass(wanted)) {
+    const double mass = own_mass(wanted.row, whole.changed.maximum, wanted.scale);
     keep_sketched_mass(mass, place.sums);
     flags_[index] |= kIsSketched;
-  } else if (wanted.scale != 0.0) {
-    sum_runs(logits, changed_maximum, wanted.scale, place.sums);
+    if (whole.changed.mass > 0.0 && wanted.covered > 0.0) {
+      // What no candidate covers lies on all ranks, on each about as much. If a rank left out more than there is behind the last token that
+      // is wanted, the row would have to be fetched, so it leaves out a quarter of its share.
+      const double part = whole.num_ranks == 1 ? 1.0 : 0.25 / static_cast<double>(whole.num_ranks);
+      const double enough = mass * (1.0 + 2.0 * kMassError) - part * (1.0 - wanted.covered) * whole.changed.mass;
+      num_candidates = find_enough(logits, num_candidates, maxima, whole.changed.maximum, wanted.scale, enough, thread);
+    } else {
+      first_candidates(logits, num_candidates, num_candidates, maxima, isa_, keys_[thread]);
+    }
+  } else {
+    if (wanted.scale != 0.0) sum_runs(logits, whole.changed.maximum, wanted.scale, place.sums);
+    first_candidates(logits, num_candidates, num_candidates, maxima, isa_, keys_[thread]);
   }
-  std::size_t num_candidates = place.num_candidates;
-  if (has_all_ids && scale != 0.0 && wanted.covered > 0.0)
-    num_candidates = num_covering(logits, num_candidates, maxima, {changed_maximum, mass}, wanted, thread);
+  keep_ids(num_candidates, place.candidates, thread);
   flags_[index] |= static_cast<std::uint32_t>(place.num_candidates - num_candidates) << kLeftOutShift;
-  find_candidates(logits, num_candidates, maxima, place.candidates, thread);
   for (std::size_t i = first_changes_[index]; i < first_changes_[index + 1]; ++i) row[changes_[i].id] = saved_[i];
-  if (wanted.log_sum == LogSum::kOwn) sum_runs(logits, maximum, 1.0, place.log_sums);
-  find_candidates(logits, place.num_best, {}, place.best, thread);
+  if (wanted.log_sum == LogSum::kOwn) sum_runs(logits, whole.maximum, 1.0, place.log_sums);
+  first_candidates(logits, place.num_best, place.num_best, {}, isa_, keys_[thread]);
+  keep_ids(place.num_best, place.best, thread);
   for (std::size_t i = 0; i < num_candidates; ++i) {
     Candidate& candidate = candidates_[place.candidates + i];
     candidate.logit = row[candidate.id];
@@ -182,18 +196,22 @@ void CpuSelection::finish_row(float* row, std::size_t columns, const SelectionRo
   for (std::size_t i = 0; i < place.num_best; ++i) candidates_[place.best + i].logit = row[candidates_[place.best + i].id];
 }
 
-void CpuSelection::finish(float* logits, std::size_t columns, const Selection& selection, std::size_t num_ranks, const float* maxima) {
+void CpuSelection::finish(float* logits, std::size_t columns, const Selection& selection, std::size_t num_ranks, const float* peaks) {
   if (columns == 0) return;
   const std::size_t num_rows = selection.rows.size();
   over_rows(num_rows, [&](std::size_t thread, std::size_t index) {
-    float changed_maximum = maxima[2 * index];
-    float maximum = maxima[2 * index + 1];
-    for (std::size_t rank = 1; rank < num_ranks; ++rank) {
-      changed_maximum = std::max(changed_maximum, maxima[2 * (rank * num_rows + index)]);
-      maximum = std::max(maximum, maxima[2 * (rank * num_rows + index) + 1]);
+    const SelectionRow& wanted = selection.rows[index];
+    WholeRow whole{{}, -std::numeric_limits<float>::infinity(), num_ranks};
+    bool is_known = true;
+    for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+      const float* peak = peaks + kPeakSize * (rank * num_rows + index);
+      const SketchedMass mass{peak[0], static_cast<double>(peak[2])};
+      is_known = is_known && (peak[2] > 0.0f || !(peak[0] > -std::numeric_limits<float>::infinity()));
+      whole.changed.add(mass, sketches_mass(wanted) ? wanted.scale : 0.0);
+      whole.maximum = std::max(whole.maximum, peak[1]);
     }
-    finish_row(logits + selection.rows[index].row * columns, columns, selection.rows[index], index, changed_maximum, maximum,
-               num_ranks == 1, thread);
+    if (!is_known) whole.changed.mass = 0.0;
+    finish_row(logits + wanted.row * columns, columns, wanted, index, whole, thread);
   });
 }
 

@@ -16,7 +16,7 @@ namespace lockstep::device::cpu {
 /// Selection on the CPU device: see Device::begin_selection. Rows are spread over the threads of the pool.
 class CpuSelection {
  public:
-  CpuSelection(ThreadPool& pool, Isa isa) : pool_(pool), isa_(isa), keys_(pool.size()), maxima_(pool.size()), found_logits_(pool.size()) {}
+  CpuSelection(ThreadPool& pool, Isa isa) : pool_(pool), isa_(isa), keys_(pool.size()), found_logits_(pool.size()) {}
 
   void prepare(std::span<const SegmentRun> runs) { runs_.assign(runs.begin(), runs.end()); }
 
@@ -34,20 +34,27 @@ class CpuSelection {
   /// @param columns  ids of the rank
   /// @param tops     of all rows, as they are
   void begin(float* logits, std::size_t columns, std::span<const float> tops, const Selection& selection, std::size_t rank,
-             std::size_t num_ranks, float* maxima);
-  void finish(float* logits, std::size_t columns, const Selection& selection, std::size_t num_ranks, const float* maxima);
+             std::size_t num_ranks, float* peaks);
+  void finish(float* logits, std::size_t columns, const Selection& selection, std::size_t num_ranks, const float* peaks);
   std::span<const std::byte> found() const { return std::as_bytes(std::span(found_)); }
 
  private:
-  float change_row(float* row, std::size_t columns, float top, std::size_t index);
-  void finish_row(float* row, std::size_t columns, const SelectionRow& wanted, std::size_t index, float changed_maximum, float maximum,
-                  bool has_all_ids, std::size_t thread);
+  /// What all ranks together know of a row.
+  struct WholeRow {
+    SketchedMass changed;  // mass: 0 if it is not known
+    float maximum = 0.0f;
+    std::size_t num_ranks = 1;
+  };
+  void change_row(float* row, std::size_t index);
+  void sketch_row(std::span<const float> row, const SelectionRow& wanted);
+  double own_mass(std::size_t row, float maximum, double scale) const;
+  void finish_row(float* row, std::size_t columns, const SelectionRow& wanted, std::size_t index, const WholeRow& whole,
+                  std::size_t thread);
   void sum_runs(std::span<const float> row, float maximum, double scale, std::size_t first);
   void keep_sketched_mass(double mass, std::size_t first);
-  double sketch_changed_row(std::span<const float> row, float maximum, double scale, std::vector<float>& maxima);
-  std::size_t num_covering(std::span<const float> row, std::size_t most, std::span<const float> maxima, const SketchedMass& mass,
-                           const SelectionRow& wanted, std::size_t thread);
-  void find_candidates(std::span<const float> row, std::size_t count, std::span<const float> maxima, std::size_t first, std::size_t thread);
+  std::size_t find_enough(std::span<const float> row, std::size_t most, std::span<const float> maxima, float maximum, double scale,
+                          double enough, std::size_t thread);
+  void keep_ids(std::size_t count, std::size_t first, std::size_t thread);
   template <class Op>
   void over_rows(std::size_t num_rows, const Op& op);
 
@@ -63,7 +70,6 @@ class CpuSelection {
   std::span<Candidate> candidates_;
   std::span<std::uint32_t> flags_;                // [rows]
   std::vector<std::vector<std::uint64_t>> keys_;  // [threads]
-  std::vector<std::vector<float>> maxima_;        // [threads]: of the groups of a row
   std::vector<std::vector<float>> found_logits_;  // [threads]
 
   struct Expected {

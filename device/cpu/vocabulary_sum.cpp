@@ -54,15 +54,16 @@ constexpr std::array<double, 14> kTaylor = {1.0 / 6227020800.0,
   return exponent < kSmallestExponent ? 0.0 : result;
 }
 
-double segment_sum(std::array<double, kSegment>& terms) {
+[[gnu::always_inline]] inline double segment_sum(std::array<double, kSegment>& terms) {
   for (std::size_t width = kSegment / 2; width > 0; width /= 2) {
     for (std::size_t i = 0; i < width; ++i) terms[i] = terms[2 * i] + terms[2 * i + 1];
   }
   return terms[0];
 }
 
-/// Segment by segment: what is left behind whole groups, and everything where there are no vectors.
-double sum_rest(std::span<const float> values, double maximum, double scale, TreeAdder& adder) {
+/// Segment by segment: what is left behind whole groups, and everything where there are no vectors. Inlined, so that a fused multiply-add
+/// is an instruction where it can be, not a call of the C library.
+[[gnu::always_inline]] inline double sum_rest(std::span<const float> values, double maximum, double scale, TreeAdder& adder) {
   std::array<double, kSegment> terms;
   for (std::size_t first = 0; first < values.size(); first += kSegment) {
     terms.fill(0.0);
@@ -79,7 +80,7 @@ constexpr std::size_t kGroup = 8;  // segments whose sums are added up side by s
 #define LOCKSTEP_AVX2 [[gnu::target("avx2,fma")]]
 #define LOCKSTEP_AVX512 [[gnu::target("avx2,fma,avx512f,avx512dq,avx512vl")]]
 
-/// weight() where a fused multiply-add is an instruction, not a call of the C library: the same bits.
+/// weight() where a fused multiply-add is an instruction: the same bits.
 [[gnu::target("fma")]] double weight_fma(float value, double maximum, double scale) { return weight(value, maximum, scale); }
 
 // weight(), four and eight at a time.

@@ -295,12 +295,12 @@ class CudaDeviceOnStream final : public CudaDevice {
 
   void prepare_selection(std::size_t max_rows, std::span<const SegmentRun> runs) override { selection_.prepare(max_rows, runs); }
 
-  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override {
-    selection_.begin(launch(), rows_of(logits), tops_.as<Top>(), selection, rank, num_ranks, maxima);
+  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* peaks) override {
+    selection_.begin(launch(), rows_of(logits), tops_.as<Top>(), selection, rank, num_ranks, peaks);
   }
 
-  void finish_selection(const Matrix& logits, const Selection&, std::size_t num_ranks, const float* maxima) override {
-    selection_.finish(launch(), rows_of(logits), num_ranks, maxima);
+  void finish_selection(const Matrix& logits, const Selection&, std::size_t num_ranks, const float* peaks) override {
+    selection_.finish(launch(), rows_of(logits), num_ranks, peaks);
   }
 
   std::span<const std::byte> read_selection() override {

@@ -84,7 +84,7 @@ void CudaSelection::upload(const Launch& where, const Selection& selection) {
 }
 
 void CudaSelection::begin(const Launch& where, Rows logits, const Top* tops, const Selection& selection, std::size_t rank,
-                          std::size_t num_ranks, float* maxima) {
+                          std::size_t num_ranks, float* peaks) {
   if (selection.rows.size() > max_rows_) throw std::invalid_argument("begin_selection: more rows than prepare_selection() was told of");
   if (selection.rows.empty()) return;
   layout_.reset(selection.rows, logits.columns, num_runs_);
@@ -92,13 +92,13 @@ void CudaSelection::begin(const Launch& where, Rows logits, const Top* tops, con
   reserve(read_found_, layout_.size_bytes());
   upload(where, selection);
   check(launch(change_rows<float>, dim3(static_cast<unsigned>(selection.rows.size())), dim3(kChangeThreads), 0, where.stream,
-               view(logits, num_ranks), ConstRows<Top>{tops, 1}, static_cast<unsigned>(rank), maxima),
+               view(logits, num_ranks), ConstRows<Top>{tops, 1}, static_cast<unsigned>(rank), peaks),
         "launching change_rows");
 }
 
-void CudaSelection::launch_sums(const Launch& where, const SelectionView& view, const float* maxima, unsigned first, unsigned count) const {
+void CudaSelection::launch_sums(const Launch& where, const SelectionView& view, const float* peaks, unsigned first, unsigned count) const {
   check(launch(sum_exponentials<float>, dim3(static_cast<unsigned>(num_runs_), view.num_rows, count), dim3(kSumThreads), 0, where.stream,
-               view, maxima, first),
+               view, peaks, first),
         "launching sum_exponentials");
 }
 
@@ -107,17 +107,17 @@ void CudaSelection::launch_candidates(const Launch& where, const SelectionView& 
         "launching find_candidates");
 }
 
-void CudaSelection::finish(const Launch& where, Rows logits, std::size_t num_ranks, const float* maxima) {
+void CudaSelection::finish(const Launch& where, Rows logits, std::size_t num_ranks, const float* peaks) {
   const SelectionView view = this->view(logits, num_ranks);
   if (view.num_rows == 0 || logits.columns == 0) return;
   const bool has_changes = num_changes_ > 0;
-  if (has_mass_) launch_sums(where, view, maxima, 0, !has_changes && has_log_sum_ ? 2 : 1);
+  if (has_mass_) launch_sums(where, view, peaks, 0, !has_changes && has_log_sum_ ? 2 : 1);
   launch_candidates(where, view, 0, !has_changes && has_best_ ? 2 : 1);
   if (has_changes) {
     check(launch(restore_rows<float>, dim3(view.num_rows), dim3(kChangeThreads), 0, where.stream, view, 0.0f), "launching restore_rows");
     if (has_best_) launch_candidates(where, view, 1, 1);
   }
-  if (has_log_sum_ && (has_changes || !has_mass_)) launch_sums(where, view, maxima, 1, 1);
+  if (has_log_sum_ && (has_changes || !has_mass_)) launch_sums(where, view, peaks, 1, 1);
   check(cudaMemcpyAsync(read_found_.data(), found_.data(), layout_.size_bytes(), cudaMemcpyDeviceToHost, where.stream),
         "reading a selection");
 }

@@ -19,15 +19,15 @@ class CudaSelection {
   void prepare(std::size_t max_rows, std::span<const SegmentRun> runs);
   /// `tops` of all rows of `logits`, in device memory.
   void begin(const Launch& where, Rows logits, const Top* tops, const Selection& selection, std::size_t rank, std::size_t num_ranks,
-             float* maxima);
+             float* peaks);
   /// Enqueues the copy of the results too.
-  void finish(const Launch& where, Rows logits, std::size_t num_ranks, const float* maxima);
+  void finish(const Launch& where, Rows logits, std::size_t num_ranks, const float* peaks);
   /// Once the stream has been waited for: what stands in the staging memory.
   std::span<const std::byte> found();
 
  private:
   void upload(const Launch& where, const Selection& selection);
-  void launch_sums(const Launch& where, const struct SelectionView& view, const float* maxima, unsigned first, unsigned count) const;
+  void launch_sums(const Launch& where, const struct SelectionView& view, const float* peaks, unsigned first, unsigned count) const;
   void launch_candidates(const Launch& where, const struct SelectionView& view, unsigned first, unsigned count) const;
   struct SelectionView view(Rows logits, std::size_t num_ranks) const;
 

@@ -22,7 +22,7 @@ RankSelection::RankSelection(std::vector<parallel::Range> shares, std::size_t ma
       communicator_(communicator),
       merge_(shares_),
       sum_of_ranks_(tree_of_ranks(shares_.size())),
-      maxima_(device.allocate(2 * shares_.size() * max_rows * sizeof(float))) {
+      peaks_(device.allocate(device::kPeakSize * shares_.size() * max_rows * sizeof(float))) {
   device_.prepare_selection(max_rows, runs_of(shares_[rank()]));
 }
 
@@ -52,11 +52,11 @@ void RankSelection::select(const device::Matrix& logits, std::span<const device:
                            std::span<const device::LogitChange> changes) {
   take_own(rows, changes);
   const device::Selection selection{own_rows_, own_changes_};
-  auto* maxima = static_cast<float*>(maxima_->data());
-  device_.begin_selection(logits, selection, rank(), shares_.size(), maxima);
+  auto* peaks = static_cast<float*>(peaks_->data());
+  device_.begin_selection(logits, selection, rank(), shares_.size(), peaks);
   // Every rank has +0 at the places of the others: the sum is what each has at its own, and no rank waits for another one's host.
-  if (shares_.size() > 1) communicator_.all_reduce(sum_of_ranks_, maxima, 2 * shares_.size() * rows.size());
-  device_.finish_selection(logits, selection, shares_.size(), maxima);
+  if (shares_.size() > 1) communicator_.all_reduce(sum_of_ranks_, peaks, device::kPeakSize * shares_.size() * rows.size());
+  device_.finish_selection(logits, selection, shares_.size(), peaks);
 }
 
 SelectedRows* RankSelection::gather(std::span<const device::SelectionRow> rows, std::span<const device::LogitChange> changes,

@@ -39,7 +39,7 @@ class RankSelection {
   comm::Communicator& communicator_;
   SelectionMerge merge_;
   comm::TreeSum sum_of_ranks_;  // one value of each
-  std::unique_ptr<device::Buffer> maxima_;
+  std::unique_ptr<device::Buffer> peaks_;
   std::vector<device::SelectionRow> own_rows_;
   std::vector<device::LogitChange> own_changes_;
   std::vector<std::byte> all_found_;

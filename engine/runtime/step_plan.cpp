@@ -18,7 +18,7 @@ static_assert(sizeof(device::LogitChange) == 16 && std::is_trivially_copyable_v<
 static_assert(std::is_trivially_copyable_v<device::SelectionRow>);
 
 constexpr std::uint32_t kMagic = 0x4e4c5053;  // "SPLN"
-constexpr std::uint32_t kVersion = 5;
+constexpr std::uint32_t kVersion = 6;
 
 struct Header {
   std::uint32_t magic = kMagic;

@@ -23,7 +23,7 @@ void CandidateOrder::reset(std::span<const float> logits) {
 void CandidateOrder::sort_up_to(std::size_t count) {
   const std::size_t end = std::min(std::max(count, num_sorted_ == 0 ? kFirstBatch : kGrowth * num_sorted_), logits_.size());
   if (!holds_all_ && end <= logits_.size() / kFewOf) {
-    device::first_candidates(logits_, end, {}, isa_, keys_);
+    device::first_candidates(logits_, end, end, {}, isa_, keys_);
     std::sort(keys_.begin(), keys_.end());
     num_sorted_ = keys_.size();
     return;

@@ -52,7 +52,7 @@ TEST(RowSketch, KnowsTheMassWithinItsError) {
   for (const Isa isa : supported_isas()) {
     for (const std::size_t size : {1, 5, 255, 256, 257, 4096, 49152, 50001}) {
       for (const float spread : {0.0f, 0.01f, 3.0f, 20.0f, 200.0f}) {
-        for (const double temperature : {0.01, 0.3, 0.8, 1.0, 7.0, 100.0}) {
+        for (const double temperature : {1e-5, 0.01, 0.3, 0.8, 1.0, 7.0, 100.0}) {
           const std::vector<float> logits = row_of_logits(size, static_cast<std::uint32_t>(size), spread, 10.0f, size > 300 ? 0.3f : 0.0f);
           const float top = maximum(logits, isa);
           ASSERT_TRUE(can_sketch_mass(1.0 / temperature));
@@ -69,6 +69,21 @@ TEST(RowSketch, KnowsTheMassWithinItsError) {
     }
   }
   RecordProperty("worst", std::to_string(worst));
+}
+
+/// Equal logits: each term is 1, whichever power of two it was computed from, so what is off is the polynomial.
+TEST(RowSketch, KnowsTheMassWhateverTheFractionOfTheExponent) {
+  constexpr std::size_t kSteps = std::size_t{1} << 16, kIds = 256;
+  std::vector<float> maxima(kIds / kSketchGroup);
+  for (const Isa isa : supported_isas()) {
+    double worst = 0.0;
+    for (std::size_t step = 0; step < kSteps; ++step) {
+      const std::vector<float> logits(kIds, std::log(2.0f) * (1.0f + static_cast<float>(step) / static_cast<float>(kSteps)));
+      const double mass = sketch_part(logits, 1.0, isa, maxima.data()).mass.mass;
+      worst = std::max(worst, std::abs(mass / static_cast<double>(kIds) - 1.0));
+    }
+    EXPECT_LE(worst, 3.2e-6) << isa_name(isa);
+  }
 }
 
 /// The terms whose exponents round worst: far from the maximum, in the part that has it, and so many that they are most of the mass.
@@ -140,7 +155,8 @@ TEST(FirstCandidates, AreThoseOfTheWholeOrderWithMaximaAndWithout) {
         const Sketch sketch = sketch_of(logits, 0.0, isa);
         for (const std::size_t count : {1, 8, 64, 100, 1024}) {
           for (const bool with_maxima : {false, true}) {
-            first_candidates(logits, count, with_maxima ? std::span<const float>(sketch.maxima) : std::span<const float>(), isa, keys);
+            first_candidates(logits, count, count, with_maxima ? std::span<const float>(sketch.maxima) : std::span<const float>(), isa,
+                             keys);
             std::sort(keys.begin(), keys.end());
             const auto expected = std::span(all).first(std::min(count, size));
             ASSERT_TRUE(std::equal(keys.begin(), keys.end(), expected.begin(), expected.end()))
@@ -158,7 +174,7 @@ TEST(FirstCandidates, ARowOfNaNsIsNoTrouble) {
     std::vector<float> logits = row_of_logits(30000, 1, 6.0f, 3.0f, 0.0f);
     for (std::size_t id = 0; id < logits.size(); id += 1 + id % 700) logits[id] = std::nanf("");
     const Sketch sketch = sketch_of(logits, 1.0, isa);
-    first_candidates(logits, 64, sketch.maxima, isa, keys);
+    first_candidates(logits, 64, 64, sketch.maxima, isa, keys);
     EXPECT_LE(keys.size(), 64u);
   }
 }

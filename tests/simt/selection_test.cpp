@@ -21,7 +21,7 @@ constexpr std::size_t kRows = 3;
 
 /// What one rank, alone, finds in its part of the rows.
 struct Found {
-  std::vector<float> maxima;
+  std::vector<float> peaks;
   std::vector<double> sums;
   std::vector<std::vector<std::uint64_t>> candidates;  // of each list, in their order
   std::vector<std::uint32_t> flags;
@@ -52,11 +52,11 @@ Scene scene(std::size_t columns, std::size_t first_segment = 0) {
   return scene;
 }
 
-Found unpack(const Scene& scene, std::vector<float> maxima, std::span<const std::byte> bytes) {
+Found unpack(const Scene& scene, std::vector<float> peaks, std::span<const std::byte> bytes) {
   SelectionLayout layout;
   layout.reset(scene.rows, scene.columns, scene.runs.size());
   Found found;
-  found.maxima = std::move(maxima);
+  found.peaks = std::move(peaks);
   found.sums.resize(layout.num_sums());
   std::memcpy(found.sums.data(), bytes.data(), found.sums.size() * sizeof(double));
   std::vector<Candidate> candidates(layout.num_candidates());
@@ -94,11 +94,14 @@ void make_exact(const Scene& scene, Found& found) {
       const std::size_t first = (scene.runs[run].begin - scene.runs.front().begin) * kVocabularySegment;
       const std::size_t count = std::min<std::size_t>(scene.runs[run].size * kVocabularySegment, scene.columns - first);
       sketched += sums[run];
-      sums[run] =
-          sum_of_exponentials(std::span<const float>(logits).subspan(first, count), found.maxima[2 * index], row.scale, Isa::kPortable);
+      sums[run] = sum_of_exponentials(std::span<const float>(logits).subspan(first, count), found.peaks[kPeakSize * index], row.scale,
+                                      Isa::kPortable);
       exact += sums[run];
     }
     EXPECT_NEAR(sketched, exact, kMassError * exact);
+    float& mass = found.peaks[kPeakSize * index + 2];
+    EXPECT_NEAR(mass, exact, 1.01 * kMassError * exact);
+    mass = 0.0f;  // a GPU does not know it
   }
 }
 
@@ -107,11 +110,11 @@ Found on_cpu(const Scene& scene) {
   const reference::OwnedMatrix logits = reference::upload(*device, scene.logits, scene.columns);
   device->prepare_selection(kRows, scene.runs);
   device->top_of_rows(logits.matrix, kRows);
-  std::vector<float> maxima(2 * kRows, -1.0f);
+  std::vector<float> peaks(kPeakSize * kRows, -1.0f);
   const Selection selection{scene.rows, scene.changes};
-  device->begin_selection(logits.matrix, selection, 0, 1, maxima.data());
-  device->finish_selection(logits.matrix, selection, 1, maxima.data());
-  Found found = unpack(scene, maxima, device->read_selection());
+  device->begin_selection(logits.matrix, selection, 0, 1, peaks.data());
+  device->finish_selection(logits.matrix, selection, 1, peaks.data());
+  Found found = unpack(scene, peaks, device->read_selection());
   make_exact(scene, found);
   return found;
 }
@@ -123,7 +126,7 @@ class CudaSelectionTest : public ::testing::Test {
 
   Found on_gpu(const Scene& scene, std::size_t skip = 0) {
     const DeviceRows logits = upload_rows(scene.logits, scene.columns, skip);
-    const DeviceMemory tops(kRows * sizeof(Top), "a test"), maxima(2 * kRows * sizeof(float), "a test");
+    const DeviceMemory tops(kRows * sizeof(Top), "a test"), peaks(kPeakSize * kRows * sizeof(float), "a test");
     std::vector<Top> host_tops(kRows);
     for (std::size_t row = 0; row < kRows; ++row) {
       const auto begin = scene.logits.begin() + static_cast<std::ptrdiff_t>(row * scene.columns);
@@ -132,11 +135,11 @@ class CudaSelectionTest : public ::testing::Test {
     check(cudaMemcpy(tops.data(), host_tops.data(), kRows * sizeof(Top), cudaMemcpyHostToDevice), "uploading");
     CudaSelection selection;
     selection.prepare(kRows, scene.runs);
-    selection.begin(stream_.launch(), logits.rows, tops.as<Top>(), {scene.rows, scene.changes}, 0, 1, maxima.as<float>());
-    selection.finish(stream_.launch(), logits.rows, 1, maxima.as<float>());
+    selection.begin(stream_.launch(), logits.rows, tops.as<Top>(), {scene.rows, scene.changes}, 0, 1, peaks.as<float>());
+    selection.finish(stream_.launch(), logits.rows, 1, peaks.as<float>());
     stream_.synchronize();
     EXPECT_EQ(reference::count_different(logits.values(), scene.logits), 0u) << "the logits are not as they were";
-    return unpack(scene, from_device<float>(maxima.data(), 2 * kRows), selection.found());
+    return unpack(scene, from_device<float>(peaks.data(), kPeakSize * kRows), selection.found());
   }
 };
 
@@ -165,30 +168,33 @@ TEST_F(CudaSelectionTest, FindsTheSameUnderEverySchedule) {
   }
 }
 
-TEST_F(CudaSelectionTest, WritesOnlyItsOwnMaxima) {
+TEST_F(CudaSelectionTest, WritesOnlyItsOwnPeaks) {
   const Scene of = scene(50);
   const DeviceRows logits = upload_rows(of.logits, of.columns);
   const DeviceMemory tops = to_device(std::vector<Top>(kRows, Top{3.0f, 1, true}));
-  const DeviceMemory maxima = to_device(std::vector<float>(3 * 2 * kRows, 7.0f));
+  const DeviceMemory peaks = to_device(std::vector<float>(3 * kPeakSize * kRows, 7.0f));
   CudaSelection selection;
   selection.prepare(kRows, of.runs);
-  selection.begin(stream_.launch(), logits.rows, tops.as<Top>(), {of.rows, of.changes}, 1, 3, maxima.as<float>());
+  selection.begin(stream_.launch(), logits.rows, tops.as<Top>(), {of.rows, of.changes}, 1, 3, peaks.as<float>());
   stream_.synchronize();
-  const std::vector<float> found = from_device<float>(maxima.data(), 3 * 2 * kRows);
+  const std::vector<float> found = from_device<float>(peaks.data(), 3 * kPeakSize * kRows);
   for (std::size_t i = 0; i < found.size(); ++i) {
-    const bool is_own = i / (2 * kRows) == 1;
-    if (!is_own) EXPECT_EQ(found[i], 0.0f) << i;
-    if (is_own && i % 2 == 1) EXPECT_EQ(found[i], 3.0f) << i;
+    const bool is_own = i / (kPeakSize * kRows) == 1;
+    if (!is_own || i % kPeakSize == 2) {
+      EXPECT_EQ(found[i], 0.0f) << i;
+    } else if (i % kPeakSize == 1) {
+      EXPECT_EQ(found[i], 3.0f) << i;
+    }
   }
 }
 
 TEST_F(CudaSelectionTest, MoreRowsThanPreparedForAreRefused) {
   const Scene of = scene(50);
   const DeviceRows logits = upload_rows(of.logits, of.columns);
-  const DeviceMemory maxima(2 * kRows * sizeof(float), "a test");
+  const DeviceMemory peaks(kPeakSize * kRows * sizeof(float), "a test");
   CudaSelection selection;
   selection.prepare(kRows - 1, of.runs);
-  EXPECT_THROW(selection.begin(stream_.launch(), logits.rows, nullptr, {of.rows, of.changes}, 0, 1, maxima.as<float>()),
+  EXPECT_THROW(selection.begin(stream_.launch(), logits.rows, nullptr, {of.rows, of.changes}, 0, 1, peaks.as<float>()),
                std::invalid_argument);
 }
 

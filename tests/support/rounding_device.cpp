@@ -101,11 +101,11 @@ class RoundingDevice final : public Device {
   void top_of_rows(const Matrix& logits, std::size_t num_rows) override { inside_->top_of_rows(logits, num_rows); }
   void read_tops(std::span<Top> tops) override { inside_->read_tops(tops); }
   void prepare_selection(std::size_t max_rows, std::span<const SegmentRun> runs) override { inside_->prepare_selection(max_rows, runs); }
-  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* maxima) override {
-    inside_->begin_selection(logits, selection, rank, num_ranks, maxima);
+  void begin_selection(const Matrix& logits, const Selection& selection, std::size_t rank, std::size_t num_ranks, float* peaks) override {
+    inside_->begin_selection(logits, selection, rank, num_ranks, peaks);
   }
-  void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* maxima) override {
-    inside_->finish_selection(logits, selection, num_ranks, maxima);
+  void finish_selection(const Matrix& logits, const Selection& selection, std::size_t num_ranks, const float* peaks) override {
+    inside_->finish_selection(logits, selection, num_ranks, peaks);
   }
   std::span<const std::byte> read_selection() override { return inside_->read_selection(); }
 

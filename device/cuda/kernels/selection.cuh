@@ -51,9 +51,9 @@ __device__ inline float changed_logit(float logit, const LogitChange& change) {
   return repeated - change.subtracted;
 }
 
-/// Changes the logits, and writes the maxima at this rank's place, +0 at all others. Bytes: 4 n of a row that is changed.
+/// Changes the logits, and writes the peaks at this rank's place, +0 at all others. Bytes: 4 n of a row that is changed.
 template <class Float>
-__global__ void __launch_bounds__(kChangeThreads) change_rows(SelectionView view, ConstRows<Top> tops, unsigned rank, Float* maxima) {
+__global__ void __launch_bounds__(kChangeThreads) change_rows(SelectionView view, ConstRows<Top> tops, unsigned rank, Float* peaks) {
   LOCKSTEP_SHARED(float[kChangeThreads / 32], values);
   const SelectionTask task = view.tasks[blockIdx.x];
   float* row = view.logits + task.row * view.stride;
@@ -88,9 +88,10 @@ __global__ void __launch_bounds__(kChangeThreads) change_rows(SelectionView view
   }
   if (threadIdx.x == 0) view.flags[blockIdx.x] = usable ? 1 : 0;
   for (unsigned place = threadIdx.x; place < view.num_ranks; place += kChangeThreads) {
-    Float* to = maxima + 2 * (place * view.num_rows + blockIdx.x);
+    Float* to = peaks + kPeakSize * (place * view.num_rows + blockIdx.x);
     to[0] = place == rank ? changed : 0.0f;
     to[1] = place == rank ? maximum : 0.0f;
+    to[2] = 0.0f;  // no mass is known
   }
 }
 
@@ -140,16 +141,16 @@ __device__ inline double segment_weight(const float* row, unsigned first, unsign
 /// A block (run of segments, row, sum): the tree node of the run. Sum 0 is that of the row with its scale, 1 that of the row as it is.
 /// Zeros that fill a part up change nothing, as no sum is negative. Bytes: 4 n a row and sum. Operations: 21 n in fp64.
 template <class Float>
-__global__ void __launch_bounds__(kSumThreads) sum_exponentials(SelectionView view, const Float* maxima, unsigned first_sum) {
+__global__ void __launch_bounds__(kSumThreads) sum_exponentials(SelectionView view, const Float* peaks, unsigned first_sum) {
   LOCKSTEP_SHARED(double[kSumThreads / 32], warps);
   LOCKSTEP_SHARED(double[kMaxParts], parts);
   const SelectionTask task = view.tasks[blockIdx.y];
   const unsigned which = first_sum + blockIdx.z;
   if (which == 0 ? task.scale == 0.0 : task.has_own_log_sum == 0) return;
   const double scale = which == 0 ? task.scale : 1.0;
-  Float highest = maxima[2 * blockIdx.y + which];
+  Float highest = peaks[kPeakSize * blockIdx.y + which];
   for (unsigned rank = 1; rank < view.num_ranks; ++rank) {
-    const Float other = maxima[2 * (rank * view.num_rows + blockIdx.y) + which];
+    const Float other = peaks[kPeakSize * (rank * view.num_rows + blockIdx.y) + which];
     highest = other > highest ? other : highest;
   }
   const double maximum = highest;
