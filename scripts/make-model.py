@@ -151,6 +151,9 @@ def random_bytes(kind, count, generator):
     number = count // 32
     scale = np.full((number, 1), 0.06 / (127 if kind == "Q8_0" else 8), np.float16).view(np.uint8)
     quants = generator.integers(0, 256, (number, 32 if kind == "Q8_0" else 16), dtype=np.uint8)
+    if kind == "Q4_0":  # 0 in place of -8: the mean of a model's weights is 0; with another one scores are so large that attention computes with subnormals
+        quants = np.where(quants & 15 == 0, quants | 8, quants)
+        quants = np.where(quants >> 4 == 0, quants | 128, quants).astype(np.uint8)
     if kind == "Q4_1":
         scale = np.concatenate([scale, np.full((number, 1), -0.06 / 8 * 7.5, np.float16).view(np.uint8)], axis=1)
     return np.concatenate([scale, quants], axis=1)
