@@ -9,6 +9,9 @@ namespace {
 constexpr std::size_t kFreeRows = 16;     // as long as reading the weights takes
 constexpr std::size_t kPiecesOfPart = 8;  // behind which helpers come and go
 
+/// Panels that the kernel takes together.
+std::size_t panels_together(const Matrix& in) { return in.type == Activation::kInt8Blocks ? 1 : kWidePanel; }
+
 }  // namespace
 
 Top higher(const Top& first, const Top& behind) {
@@ -43,7 +46,7 @@ void CpuDevice::linear(const Matrix& in, std::size_t num_rows, const Weight& wei
   if (num_rows == 0 || w.spec().rows == 0) return;
   const Product product{num_rows == 1 ? copies_.find(in) : RowPlace{in}, num_rows, &w, bias, to, out.columns};
   const Access read = read_of(product.in)[0];
-  const std::size_t pieces = pieces_of(w, num_rows), parts = std::max<std::size_t>(pieces / kPiecesOfPart, 1);
+  const std::size_t pieces = pieces_of(w, in, num_rows), parts = std::max<std::size_t>(pieces / kPiecesOfPart, 1);
   if (num_rows < kFreeRows || pieces < kPiecesOfPart) {
     submit_parts({{read, {out.data, Use::kWritePart, &w}}}, parts,
                  [=, this](std::size_t thread, PartOf part) { multiply(thread, product, thread, part); });
@@ -101,7 +104,7 @@ void CpuDevice::linear_top(const Matrix& in, std::size_t num_rows, const Weight&
   const std::size_t step = std::max<std::size_t>(kStepBytes / (num_rows * kLanes * sizeof(float)) / kTogether, 1) * kTogether;
   const RowPlace source = num_rows == 1 ? copies_.find(in) : RowPlace{in};
   const RowAccesses accesses{{read_of(source)[0], {logits.data, Use::kWritePart, &w}}};
-  const std::size_t parts = std::max<std::size_t>(pieces_of(w, num_rows) / kPiecesOfPart, 1);
+  const std::size_t parts = std::max<std::size_t>(pieces_of(w, in, num_rows) / kPiecesOfPart, 1);
   submit_parts(accesses, parts, [=, this, &w, stride = logits.columns](std::size_t thread, PartOf part) {
     const PackedShape& shape = w.part(0).shape();
     LinearArgs args = product_args(copies_.at(source, thread), num_rows, w, 0);
@@ -109,7 +112,7 @@ void CpuDevice::linear_top(const Matrix& in, std::size_t num_rows, const Weight&
     args.out = to;
     args.out_stride = stride;
     const std::size_t begin = shape.share_begin(thread);
-    const Share panels = panels_of(shape, thread, part);
+    const Share panels = panels_of(shape, thread, part, panels_together(source.real));
     for (std::size_t panel = panels.first; panel < panels.end; panel += step) {
       const std::size_t next = std::min(panel + step, panels.end);
       kernels_.linear(args, w.part(0).share(thread) + (panel - begin) * shape.panel_bytes(), panel, next, scratch_[thread].data());
@@ -143,24 +146,23 @@ LinearArgs CpuDevice::product_args(const Matrix& in, std::size_t num_rows, const
 }
 
 /// Into how many pieces a thread's share of a product is cut, each of some 20 microseconds.
-std::size_t CpuDevice::pieces_of(const LinearWeight& w, std::size_t num_rows) const {
+std::size_t CpuDevice::pieces_of(const LinearWeight& w, const Matrix& in, std::size_t num_rows) const {
   if (pool_.size() == 1) return 1;
   constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
   std::size_t bytes = 0, panels = 1;
   for (std::size_t part = 0; part < w.num_parts(); ++part) {
     const PackedShape& shape = w.part(part).shape();
     bytes += shape.share_bytes(0);
-    panels = std::max(panels, shape.share_begin(1) / shape.group_width(0, kWidePanel));
+    panels = std::max(panels, shape.share_begin(1) / panels_together(in));
   }
   return std::clamp<std::size_t>(bytes * (kFreeRows + num_rows) / kFreeRows / kPieceBytes, 1, panels);
 }
 
-/// The panels of a share that belong to a piece: whole groups, but at the end.
-Share CpuDevice::panels_of(const PackedShape& shape, std::size_t share, PartOf piece) {
+/// The panels of a share that belong to a piece: a multiple of `together`, but at the end.
+Share CpuDevice::panels_of(const PackedShape& shape, std::size_t share, PartOf piece, std::size_t together) {
   const std::size_t begin = shape.share_begin(share), end = shape.share_begin(share + 1);
   if (piece.count == 1) return {begin, end};
-  const std::size_t width = shape.group_width(0, kWidePanel);
-  const auto border = [&](std::size_t i) { return i == piece.count ? end : begin + (end - begin) * i / piece.count / width * width; };
+  const auto border = [&](std::size_t i) { return i == piece.count ? end : begin + (end - begin) * i / piece.count / together * together; };
   return {border(piece.index), border(piece.index + 1)};
 }
 
@@ -175,7 +177,7 @@ void CpuDevice::multiply(std::size_t thread, const Product& product, std::size_t
     args.bias = product.bias == nullptr ? nullptr : product.bias + begin;
     args.out = product.out + begin;
     args.out_stride = product.out_stride;
-    const Share panels = panels_of(shape, share, piece);
+    const Share panels = panels_of(shape, share, piece, panels_together(in));
     const std::byte* weights = w.part(part).share(share) + (panels.first - shape.share_begin(share)) * shape.panel_bytes();
     kernels_.linear(args, weights, panels.first, panels.end, scratch_[thread].data());
     begin += shape.rows;

@@ -334,8 +334,8 @@ class CpuDevice final : public Device {
   float* begin_product(const Matrix& in, std::size_t num_rows, const LinearWeight& w, const float* bias, const Matrix& out,
                        std::size_t out_column);
   static LinearArgs product_args(const Matrix& in, std::size_t num_rows, const LinearWeight& w, std::size_t part);
-  std::size_t pieces_of(const LinearWeight& w, std::size_t num_rows) const;
-  static Share panels_of(const PackedShape& shape, std::size_t share, PartOf piece);
+  std::size_t pieces_of(const LinearWeight& w, const Matrix& in, std::size_t num_rows) const;
+  static Share panels_of(const PackedShape& shape, std::size_t share, PartOf piece, std::size_t together);
   void multiply(std::size_t thread, const Product& product, std::size_t share, PartOf piece);
   void multiply_as_free(std::size_t thread, const Product& product, std::size_t pieces, std::size_t counters, bool to_the_end);
 

@@ -153,13 +153,13 @@ struct ProductAndTops {
   std::size_t openings;
 };
 
-ProductAndTops multiply(DType dtype, const CpuOptions& options, bool parts) {
+ProductAndTops multiply(DType dtype, Activation type, const CpuOptions& options, bool parts) {
   constexpr std::size_t kTokens = 150, kRows = 8320, kColumns = 512;
   cpu::CpuDevice device(options);
   StoredWeight stored = make_weight(dtype, kRows, kColumns, make_leaves(dtype, kColumns, 2), 1);
   if (parts) stored.spec.part_rows = {4096, 4224};
   const std::unique_ptr<Weight> weight = device.load_weight(stored.spec, stored.reader());
-  const OwnedMatrix in = make_matrix(device, device.activation_for(dtype), kTokens, kColumns);
+  const OwnedMatrix in = make_matrix(device, type, kTokens, kColumns);
   const OwnedMatrix floats = make_matrix(device, Activation::kFloat32, kTokens, kColumns);
   const OwnedMatrix out = make_matrix(device, Activation::kFloat32, kTokens, kRows);
   device.write_floats(random_floats(kTokens * kColumns, 2), floats.matrix.data);
@@ -176,13 +176,14 @@ ProductAndTops multiply(DType dtype, const CpuOptions& options, bool parts) {
 }
 
 TEST(Step, GivesTheSameBitsWhoeverDoesThePiecesOfALongProduct) {
-  for (const DType dtype : {DType::kF16, DType::kQ4_0}) {
+  for (const auto& [dtype, type] : {std::pair(DType::kF16, Activation::kFloat32), std::pair(DType::kQ4_0, Activation::kInt8Blocks),
+                                    std::pair(DType::kQ4_0, Activation::kFloat32)}) {
     for (const bool parts : {false, true}) {
-      const ProductAndTops alone = multiply(dtype, {.num_threads = 1}, parts);
+      const ProductAndTops alone = multiply(dtype, type, {.num_threads = 1}, parts);
       EXPECT_EQ(alone.openings, 0u);
       for (const std::size_t threads : {2, 3}) {
         for (const cpu::Walk walk : {cpu::Walk::kAll, cpu::Walk::kAsTheyCan, cpu::Walk::kHalf}) {
-          const ProductAndTops together = multiply(dtype, {.num_threads = threads, .walk = walk}, parts);
+          const ProductAndTops together = multiply(dtype, type, {.num_threads = threads, .walk = walk}, parts);
           EXPECT_GT(together.openings, 0u) << "it is not long";
           EXPECT_EQ(count_different(alone.product, together.product), 0u) << info(dtype).name << ", " << threads << " threads";
           for (std::size_t t = 0; t < alone.tops.size(); ++t) {
