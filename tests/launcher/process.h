@@ -59,7 +59,7 @@ class Process {
   std::string log() const { return contents(log_path_); }
 
   /// The exit code (128 + signal for a death by one), or -1 if it is still running after `limit`.
-  int wait(milliseconds limit = milliseconds(60'000)) {
+  int wait(milliseconds limit = milliseconds(240'000)) {
     const auto deadline = Clock::now() + limit;
     int status = 0;
     while (waitpid(pid_, &status, WNOHANG) == 0) {
